@@ -1,0 +1,44 @@
+# `make demo` and `make test` set themselves up: a virtual environment in .venv, the dependencies, the C++ build.
+# Run again, they redo nothing.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch as pyproject.toml, the one place that pins it, says.
+TORCH := $(shell sed -n 's/^dependencies = \["\(torch[^"]*\)".*/\1/p' pyproject.toml)
+SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
+
+.PHONY: demo test lint format build clean
+
+demo: build
+	$(BIN)/python examples/resnet50.py
+
+test: build lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dependencies
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(SOURCES))
+
+format: $(VENV)/.dependencies
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter %.cpp %.h,$(SOURCES))
+
+build: $(VENV)/.built
+
+$(VENV)/.dependencies: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet "setuptools>=70" wheel numpy ninja \
+		$$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['test'])")
+	touch $@
+
+# Only what changed is compiled again.
+$(VENV)/.built: $(VENV)/.dependencies $(SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf build $(VENV) torch_blocked/_C.so *.egg-info

@@ -1,0 +1,77 @@
+// 2-D convolution, f32: choose an algorithm, bring the weights to its format, run it.
+//
+// Each algorithm is one file and one entry of the list in conv.cpp; `reference` ends the list and takes everything.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "../kernels/conv.h"
+#include "../memory_desc.h"
+
+namespace torch_blocked {
+
+// Applied to the sum of products in this order: + bias, * scale + shift, + residual, clamp. Vectors have oc elements.
+struct PostOps {
+  const float* bias = nullptr;
+  const float* scale = nullptr;
+  const float* shift = nullptr;
+  const float* residual = nullptr;  // laid out as dst
+  bool clamp = false;
+  float lower = 0, upper = 0;
+};
+
+// Logical sizes. src is plain or blocked (n, ic, ih, iw); wei is plain or blocked (oc, ic / groups, kh, kw); dst is
+// nChw{block}c, dense, and every byte of it is written, its padding with zeros.
+struct Conv {
+  int64_t n, groups, ic, ih, iw, oc, oh, ow, kh, kw;
+  int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int64_t block;  // channels in a block of dst
+
+  MemoryDesc src_md, wei_md, dst_md;
+  const float* src;
+  const float* wei;
+  float* dst;
+  PostOps post_ops;
+  int64_t nthreads;
+
+  int64_t group_ic() const { return ic / groups; }
+  int64_t group_oc() const { return oc / groups; }
+  int64_t oc_blocks() const { return (oc + block - 1) / block; }
+  int64_t dst_row() const { return ow * block; }
+  int64_t dst_plane() const { return oh * dst_row(); }
+  // The kernels whose vectors are one block wide, null where no build of them is.
+  const ConvKernels* kernels() const;
+};
+
+struct Algorithm {
+  const char* name;
+  bool (*can)(const Conv&);            // whether it takes this src, whatever the weights' format
+  MemoryDesc (*weights)(const Conv&);  // the weights' format it wants
+  void (*run)(const Conv&);
+};
+
+// The first algorithm of the list that can; deterministic in the arguments and the ISA tier.
+const Algorithm& choose(const Conv& conv);
+void convolve(const Conv& conv);
+
+// The weights' descriptor with these dims: outer dims in the order `order`, then the inner blocks, all dense.
+MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks);
+// The same dims, strides (but where a dim is 1 they do not matter) and blocks.
+bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
+
+// The post-ops' vectors, padded with zeros to whole blocks (the kernels read whole vectors), and the mask of real
+// channels.
+class PaddedPostOps {
+ public:
+  explicit PaddedPostOps(const Conv& conv);
+  // The epilogue for `blocks` blocks from block `oc_block`, dst written at `offset` from its start.
+  Epilogue at(int64_t oc_block, int64_t blocks, int64_t offset) const;
+
+ private:
+  const Conv& conv_;
+  std::vector<float> bias_, scale_, shift_, keep_;
+};
+
+extern const Algorithm conv_first, conv_direct, conv_depthwise, conv_reference;
+
+}  // namespace torch_blocked

@@ -1,0 +1,179 @@
+// Direct convolution of a blocked src: dense, or groups that begin and end on block borders.
+//
+// A tile of dst rows reads one window (window.h) of some channel blocks; all output channels of the tile are computed
+// from it, two blocks at a time, while it is in the cache. A 1x1 kernel of stride 1 needs no window: height and width
+// are one long row, read in place.
+#include "../parallel.h"
+#include "../scratch.h"
+#include "window.h"
+
+namespace torch_blocked {
+namespace {
+
+constexpr int64_t window_budget = 384 << 10;  // bytes: most of a core's L2, beside the weights that stream through it
+
+bool can(const Conv& c) {
+  const bool aligned = c.groups == 1 || (c.group_ic() % c.block == 0 && c.group_oc() % c.block == 0);
+  return aligned && c.src_md.single_block(1) == c.block && c.kernels() != nullptr;
+}
+
+// OIhw{b}i{b}o; with fewer input channels than a block Ohwi{b}o, so that only the real ones are multiplied.
+MemoryDesc weights(const Conv& c) {
+  if (c.group_ic() < c.block) return dense_desc(c.wei_md, {0, 2, 3, 1}, {{0, c.block}});
+  return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}});
+}
+
+// What of the work one call of `tile` does, and how it is cut up.
+struct Plan {
+  const Conv& conv;
+  const ConvKernels& kernels;
+  Window window;
+  std::vector<int64_t> taps;
+  PaddedPostOps post_ops;
+  bool flat;
+  int64_t ic_blocks, oc_blocks;  // of a group
+  int64_t ic_chunk;              // channel blocks in a window
+  int64_t units, ntiles;         // dst rows (flat: pixels) of an image, and into how many tiles they are split
+  bool split_oc;                 // threads share the output channels, not the tiles
+
+  explicit Plan(const Conv& c);
+  int64_t oc_pairs() const { return (oc_blocks + 1) / 2; }
+  void choose_tiles();
+};
+
+Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, c.block), taps(window.taps()), post_ops(c) {
+  flat = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
+         c.src_md.strides[3] == c.block && (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
+  ic_blocks = (c.group_ic() + c.block - 1) / c.block;
+  oc_blocks = (c.group_oc() + c.block - 1) / c.block;
+  choose_tiles();
+}
+
+void Plan::choose_tiles() {
+  const int64_t pixel_bytes = conv.block * sizeof(float);
+  const auto bytes = [&](int64_t rows) { return ic_chunk * window.size(rows) * int64_t(sizeof(float)); };
+  ic_chunk = ic_blocks;
+  int64_t tile = 1;
+  if (flat) {
+    units = conv.oh * conv.ow;
+    const int64_t fit = window_budget / (ic_chunk * pixel_bytes) / kernels.cols * kernels.cols;
+    tile = std::max<int64_t>(2 * kernels.cols, fit);
+  } else {
+    units = conv.oh;
+    while (ic_chunk > 8 && bytes(1) > window_budget) ic_chunk = (ic_chunk + 1) / 2;
+    while (tile < units && bytes(tile + 1) <= window_budget) tile++;
+  }
+  ntiles = (units + tile - 1) / tile;
+  const int64_t wei_size = conv.oc * conv.group_ic() * conv.kh * conv.kw;
+  const int64_t src_size = conv.n * conv.ic * conv.ih * conv.iw;
+  split_oc = wei_size > src_size && conv.groups * oc_pairs() >= conv.nthreads;
+  if (!split_oc && conv.n * ntiles % conv.nthreads != 0)  // the same number of tiles for each thread
+    ntiles = std::min(units, (ntiles + conv.nthreads - 1) / conv.nthreads * conv.nthreads);
+}
+
+// One tile: dst rows [row, row + rows), columns [col, col + cols) of image n, some channel blocks of src.
+struct Tile {
+  int64_t n, row, rows, col, cols;
+  int64_t ic_begin, ic_end;
+  const float* src;  // the window's first channel block, or src at this tile (flat)
+  int64_t src_block, src_row;
+};
+
+// A pair of output channel blocks (one where the group has an odd number) over the whole tile.
+void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, bool prefetch) {
+  const Conv& c = plan.conv;
+  const int64_t first_block = group * plan.oc_blocks + pair * 2;
+  const int64_t blocks = std::min<int64_t>(2, plan.oc_blocks - pair * 2), dst_row = plan.flat ? 0 : c.dst_row();
+  ConvArgs a;
+  a.src_block = tile.src_block;
+  a.taps = plan.taps.data();
+  a.ntaps = plan.taps.size();
+  a.nblocks = tile.ic_end - tile.ic_begin;
+  a.lanes = std::min(c.block, c.group_ic());
+  a.wei_block = c.wei_md.strides[0];
+  a.wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.ntaps * a.lanes * c.block;
+  a.dst_block = c.dst_plane();
+  a.dst_row = dst_row;
+  a.first = tile.ic_begin == 0;
+  a.last = tile.ic_end == plan.ic_blocks;
+  a.src_row = tile.src_row;
+  const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
+  for (int64_t row = 0; row < tile.rows;) {
+    const bool two = tile.cols <= plan.kernels.cols_two && row + 1 < tile.rows;
+    for (int64_t call = 0; call < ncalls; call++) {
+      int64_t begin, end;
+      split(tile.cols, ncalls, call, begin, end);
+      a.src = tile.src + row * tile.src_row + begin * c.block;
+      a.src_prefetch = prefetch ? (end - begin) * c.block : 0;
+      const int64_t offset = (tile.n * c.oc_blocks() + first_block) * c.dst_plane() + (tile.row + row) * dst_row +
+                             (tile.col + begin) * c.block;
+      a.dst = c.dst + offset;
+      a.epilogue = plan.post_ops.at(first_block, blocks, offset);
+      if (two)
+        plan.kernels.two_rows[blocks - 1][end - begin - 1](a);
+      else
+        plan.kernels.one_row[blocks - 1][end - begin - 1](a);
+    }
+    row += two ? 2 : 1;
+  }
+}
+
+// The src that the tile reads for channel blocks [ic_begin, ic_end) of a group.
+void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
+  const Conv& c = plan.conv;
+  const int64_t* strides = c.src_md.strides;
+  const float* const src = c.src + tile.n * strides[0] + (group * plan.ic_blocks + tile.ic_begin) * strides[1];
+  if (plan.flat) {
+    tile.src = src + tile.col * c.block;
+    tile.src_block = strides[1];
+    tile.src_row = 0;
+    return;
+  }
+  tile.src = scratch;
+  tile.src_block = plan.window.size(tile.rows);
+  tile.src_row = plan.window.rows_per_dst * plan.window.row_size;
+  for (int64_t k = 0; k < tile.ic_end - tile.ic_begin; k++)
+    plan.window.fill(src + k * strides[1], tile.row, tile.rows, scratch + k * tile.src_block, plan.kernels.copy_pixels);
+}
+
+void compute_tile(const Plan& plan, int64_t index, int64_t pair_begin, int64_t pair_end) {
+  Tile tile;
+  int64_t begin, end;
+  split(plan.units, plan.ntiles, index % plan.ntiles, begin, end);
+  tile.n = index / plan.ntiles;
+  tile.row = plan.flat ? 0 : begin;
+  tile.rows = plan.flat ? 1 : end - begin;
+  tile.col = plan.flat ? begin : 0;
+  tile.cols = plan.flat ? end - begin : plan.conv.ow;
+  float* const scratch = plan.flat ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
+  const int64_t npairs = plan.oc_pairs();
+  for (int64_t group = pair_begin / npairs; group * npairs < pair_end; group++) {
+    const int64_t from = std::max(pair_begin - group * npairs, int64_t(0));
+    const int64_t to = std::min(pair_end - group * npairs, npairs);
+    for (tile.ic_begin = 0; tile.ic_begin < plan.ic_blocks; tile.ic_begin = tile.ic_end) {
+      tile.ic_end = std::min(plan.ic_blocks, tile.ic_begin + plan.ic_chunk);
+      read_src(plan, tile, group, scratch);
+      for (int64_t pair = from; pair < to; pair++) multiply(plan, tile, group, pair, plan.flat && pair == from);
+    }
+  }
+}
+
+void run(const Conv& c) {
+  const Plan plan(c);
+  const int64_t ntiles = c.n * plan.ntiles, npairs = c.groups * plan.oc_pairs();
+  parallel(c.nthreads, [&](int64_t thread, int64_t team) {
+    int64_t tile_begin = 0, tile_end = ntiles, pair_begin = 0, pair_end = npairs;
+    if (plan.split_oc)
+      split(npairs, team, thread, pair_begin, pair_end);
+    else
+      split(ntiles, team, thread, tile_begin, tile_end);
+    if (pair_begin == pair_end) return;
+    for (int64_t tile = tile_begin; tile < tile_end; tile++) compute_tile(plan, tile, pair_begin, pair_end);
+  });
+}
+
+}  // namespace
+
+const Algorithm conv_direct = {"direct", can, weights, run};
+
+}  // namespace torch_blocked

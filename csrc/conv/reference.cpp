@@ -1,0 +1,75 @@
+// Convolution written from the formula: any format of src and weights. Slow; it ends the list of algorithms.
+#include <algorithm>
+
+#include "../parallel.h"
+#include "conv.h"
+
+namespace torch_blocked {
+namespace {
+
+bool can(const Conv&) { return true; }
+
+MemoryDesc weights(const Conv& c) { return c.wei_md; }
+
+// Offsets of one axis alone; the offset of an index is the sum of its axes' (memory_desc.h).
+std::vector<int64_t> axis_offsets(const MemoryDesc& md, int axis) {
+  std::vector<int64_t> offsets;
+  int64_t index[max_ndims] = {};
+  for (; index[axis] < md.dims[axis]; index[axis]++) offsets.push_back(md.off_v(index));
+  return offsets;
+}
+
+struct Offsets {
+  std::vector<int64_t> axis[4];
+  explicit Offsets(const MemoryDesc& md) {
+    for (int d = 0; d < 4; d++) axis[d] = axis_offsets(md, d);
+  }
+};
+
+float pixel(const Conv& c, const Offsets& src, const Offsets& wei, int64_t n, int64_t oc, int64_t oh, int64_t ow) {
+  const int64_t first_ic = oc / c.group_oc() * c.group_ic();
+  float sum = 0;
+  for (int64_t kh = 0; kh < c.kh; kh++) {
+    const int64_t ih = oh * c.stride_h - c.pad_h + kh * c.dilation_h;
+    if (ih < 0 || ih >= c.ih) continue;
+    for (int64_t kw = 0; kw < c.kw; kw++) {
+      const int64_t iw = ow * c.stride_w - c.pad_w + kw * c.dilation_w;
+      if (iw < 0 || iw >= c.iw) continue;
+      const float* const s = c.src + src.axis[0][n] + src.axis[2][ih] + src.axis[3][iw];
+      const float* const w = c.wei + wei.axis[0][oc] + wei.axis[2][kh] + wei.axis[3][kw];
+      for (int64_t ic = 0; ic < c.group_ic(); ic++) sum += s[src.axis[1][first_ic + ic]] * w[wei.axis[1][ic]];
+    }
+  }
+  return sum;
+}
+
+float apply(const PostOps& ops, float value, int64_t oc, int64_t offset) {
+  if (ops.bias) value += ops.bias[oc];
+  if (ops.scale) value *= ops.scale[oc];
+  if (ops.shift) value += ops.shift[oc];
+  if (ops.residual) value += ops.residual[offset];
+  // Written so that NaN stays NaN.
+  if (ops.clamp) value = value < ops.lower ? ops.lower : value > ops.upper ? ops.upper : value;
+  return value;
+}
+
+void run(const Conv& c) {
+  const Offsets src(c.src_md), wei(c.wei_md);
+  const int64_t rows = c.n * c.oc_blocks() * c.oh;
+  parallel_for(rows, c.nthreads, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) {
+      const int64_t oh = row % c.oh, oc_block = row / c.oh % c.oc_blocks(), n = row / c.oh / c.oc_blocks();
+      for (int64_t ow = 0; ow < c.ow; ow++)
+        for (int64_t lane = 0; lane < c.block; lane++) {
+          const int64_t oc = oc_block * c.block + lane, offset = row * c.dst_row() + ow * c.block + lane;
+          c.dst[offset] = oc < c.oc ? apply(c.post_ops, pixel(c, src, wei, n, oc, oh, ow), oc, offset) : 0.f;
+        }
+    }
+  });
+}
+
+}  // namespace
+
+const Algorithm conv_reference = {"reference", can, weights, run};
+
+}  // namespace torch_blocked

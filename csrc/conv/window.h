@@ -1,0 +1,76 @@
+// The rows of src that some rows of dst read, copied with their zero padding and with the columns sorted by phase
+// (column modulo stride): a convolution of any kernel, stride, padding and dilation becomes a loop of stride 1 over a
+// table of taps, with no case for the edges.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "conv.h"
+
+namespace torch_blocked {
+
+// Layout of one channel block (or, of a plain src, one channel): [row][phase][column][element].
+struct Window {
+  int64_t element;       // floats a pixel
+  int64_t phases;        // 1 for kernels one wide: the columns that no tap reads are left out
+  int64_t phase_cols;    // columns a phase
+  int64_t row_size;      // floats a row
+  int64_t row_step;      // src rows from one window row to the next
+  int64_t rows_per_dst;  // window rows from one dst row to the next
+  const Conv& conv;
+
+  Window(const Conv& c, int64_t element_size)
+      : element(element_size),
+        phases(c.kw == 1 ? 1 : c.stride_w),
+        phase_cols((c.kw - 1) * c.dilation_w / c.stride_w + c.ow),
+        row_size(phases * phase_cols * element),
+        row_step(c.kh == 1 ? c.stride_h : 1),
+        rows_per_dst(c.kh == 1 ? 1 : c.stride_h),
+        conv(c) {}
+
+  int64_t rows(int64_t dst_rows) const {
+    return conv.kh == 1 ? dst_rows : (dst_rows - 1) * conv.stride_h + (conv.kh - 1) * conv.dilation_h + 1;
+  }
+  int64_t size(int64_t dst_rows) const { return rows(dst_rows) * row_size; }
+
+  int64_t tap(int64_t kh, int64_t kw) const {
+    const int64_t column = kw * conv.dilation_w;
+    const int64_t phase = phases == 1 ? 0 : column % conv.stride_w;
+    return kh * conv.dilation_h * row_size + (phase * phase_cols + column / conv.stride_w) * element;
+  }
+
+  // Offsets of all taps, the filter's rows outermost.
+  std::vector<int64_t> taps() const {
+    std::vector<int64_t> all;
+    for (int64_t kh = 0; kh < conv.kh; kh++)
+      for (int64_t kw = 0; kw < conv.kw; kw++) all.push_back(tap(kh, kw));
+    return all;
+  }
+
+  // Fills the window of `dst_rows` rows from dst row `oh` on; copy(row, column stride, to, n) copies n pixels.
+  template <class Copy>
+  void fill(const float* src, int64_t oh, int64_t dst_rows, float* window, const Copy& copy) const {
+    const int64_t stride_h = conv.src_md.strides[2], stride_w = conv.src_md.strides[3];
+    for (int64_t r = 0; r < rows(dst_rows); r++) {
+      const int64_t ih = oh * conv.stride_h - conv.pad_h + r * row_step;
+      if (ih < 0 || ih >= conv.ih) {
+        std::fill_n(window, row_size, 0.f);
+        window += row_size;
+        continue;
+      }
+      for (int64_t phase = 0; phase < phases; phase++, window += phase_cols * element) {
+        // Column j of this phase is src column first + j * conv.stride_w.
+        const int64_t first = phase - conv.pad_w, step = conv.stride_w;
+        const int64_t begin = std::min(phase_cols, first < 0 ? (-first + step - 1) / step : 0);
+        const int64_t end =
+            std::max(begin, std::min(phase_cols, first < conv.iw ? (conv.iw - 1 - first) / step + 1 : 0));
+        std::fill_n(window, begin * element, 0.f);
+        copy(src + ih * stride_h + (first + begin * step) * stride_w, step * stride_w, window + begin * element,
+             end - begin);
+        std::fill_n(window + end * element, (phase_cols - end) * element, 0.f);
+      }
+    }
+  }
+};
+
+}  // namespace torch_blocked

@@ -1,0 +1,35 @@
+// Which instruction sets this CPU has, and which of the kernels' builds to call.
+//
+// Every file of csrc/kernels is compiled once per tier with that tier's flags; each build defines one table of function
+// pointers named after it (reorder_kernels_avx512, ...). The choice among them is made here, at run time.
+#pragma once
+#include <cstdint>
+
+namespace torch_blocked {
+
+enum class Isa { Default, AVX2, AVX512 };
+
+// The best tier that the CPU has, lowered by the environment variable ATEN_CPU_CAPABILITY (default | avx2 | avx512) as
+// PyTorch's own, or by set_isa.
+Isa isa();
+Isa best_isa();          // as isa(), without set_isa
+void set_isa(Isa tier);  // for tests; never above best_isa()
+const char* isa_name(Isa tier);
+
+// Channels in one block of the fastest format: the width of a vector of floats.
+inline int64_t isa_block(Isa tier) { return tier == Isa::AVX512 ? 16 : 8; }
+
+}  // namespace torch_blocked
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define TORCH_BLOCKED_X86 1
+#define TORCH_BLOCKED_DECLARE_KERNELS(Type, name) extern const Type name##_default, name##_avx2, name##_avx512
+#define TORCH_BLOCKED_KERNELS(name, tier)                 \
+  ((tier) == ::torch_blocked::Isa::AVX512 ? name##_avx512 \
+   : (tier) == ::torch_blocked::Isa::AVX2 ? name##_avx2   \
+                                          : name##_default)
+#else
+#define TORCH_BLOCKED_X86 0
+#define TORCH_BLOCKED_DECLARE_KERNELS(Type, name) extern const Type name##_default
+#define TORCH_BLOCKED_KERNELS(name, tier) (name##_default)
+#endif

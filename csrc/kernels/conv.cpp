@@ -1,0 +1,158 @@
+#include "conv.h"
+
+#include <ATen/cpu/vec/vec.h>
+
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "tier.h"
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace torch_blocked {
+namespace {  // one copy per tier: nothing here may be shared between them
+
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int block = 16, max_cols = 14, max_cols_two = 7;  // 28 accumulators, 2 weights, 2 to spare
+#elif defined(CPU_CAPABILITY_AVX2)
+constexpr int block = 8, max_cols = 6, max_cols_two = 3;  // 12 accumulators, 2 weights, 2 to spare
+#else
+constexpr int block = 8, max_cols = 3, max_cols_two = 1;  // a block is two or more registers
+#endif
+
+using FloatVec = at::vec::Vectorized<float>;
+using Vec = std::conditional_t<FloatVec::size() == block, FloatVec,
+                               at::vec::VectorizedN<float, (block > FloatVec::size() ? block / FloatVec::size() : 1)>>;
+static_assert(Vec::size() == block);
+
+inline Vec multiply_add(const Vec& a, const Vec& b, const Vec& c) {
+  if constexpr (std::is_same_v<Vec, FloatVec>)
+    return at::vec::fmadd(a, b, c);
+  else
+    return a * b + c;
+}
+
+template <int Rows, int Cols>
+inline void finish(const Epilogue& e, int64_t channel, int64_t dst_block, int64_t dst_row, Vec (&acc)[Rows * Cols]) {
+  if (e.scale || e.shift) {
+    const Vec scale = e.scale ? Vec::loadu(e.scale + channel) : Vec(1.f);
+    const Vec shift = e.shift ? Vec::loadu(e.shift + channel) : Vec(0.f);
+    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = multiply_add(acc[p], scale, shift);
+  }
+  if (e.residual) {
+    const float* residual = e.residual + channel / block * dst_block;
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
+        acc[r * Cols + c] + Vec::loadu(residual + r * dst_row + c * block);
+  }
+  if (e.clamp) {
+    const Vec lower(e.lower), upper(e.upper);
+    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = at::vec::clamp(acc[p], lower, upper);
+  }
+  if (e.keep) {
+    const Vec keep = Vec::loadu(e.keep + channel), zero(0.f);
+    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = Vec::blendv(zero, acc[p], keep);
+  }
+}
+
+// Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
+template <int Pixel, int Rows, int Cols, int Blocks>
+__attribute__((noinline)) void convolve(const ConvArgs& a) {
+  Vec acc[Blocks][Rows * Cols];
+  float* const dst = a.dst;
+  const int64_t dst_block = a.dst_block, dst_row = a.dst_row, src_row = a.src_row, wei_block = a.wei_block;
+  UNROLL for (int b = 0; b < Blocks; b++) {
+    const Vec start = a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
+      float* const pixel = dst + b * dst_block + r * dst_row + c * block;
+      __builtin_prefetch(pixel, 1, 3);
+      acc[b][r * Cols + c] = a.first ? start : Vec::loadu(pixel);
+    }
+  }
+  const float* wei = a.wei;
+  const int64_t lanes = Pixel == 1 ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
+  for (int64_t k = 0; k < a.nblocks; k++) {
+    for (int64_t t = 0; t < a.ntaps; t++) {
+      const float* const src = a.src + k * a.src_block + a.taps[t];
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < lanes; i++) {
+        if constexpr (Pixel > 1) __builtin_prefetch(src + ahead + i * block, 0, 3);
+        Vec w[Blocks];
+        UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
+        wei += block;
+        UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
+          const Vec x(src[r * src_row + c * Pixel + i]);
+          UNROLL for (int b = 0; b < Blocks; b++) acc[b][r * Cols + c] = multiply_add(w[b], x, acc[b][r * Cols + c]);
+        }
+      }
+    }
+  }
+  UNROLL for (int b = 0; b < Blocks; b++) {
+    if (a.last) finish<Rows, Cols>(a.epilogue, b * block, dst_block, dst_row, acc[b]);
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c].store(
+        dst + b * dst_block + r * dst_row + c * block);
+  }
+}
+
+// Cols pixels of one block of channels, each channel with its own filter.
+template <int Cols>
+__attribute__((noinline)) void depthwise(const DepthwiseArgs& a) {
+  Vec acc[Cols];
+  const Vec start = a.epilogue.bias ? Vec::loadu(a.epilogue.bias) : Vec(0.f);
+  UNROLL for (int c = 0; c < Cols; c++) acc[c] = start;
+  for (int64_t t = 0; t < a.ntaps; t++) {
+    const float* const src = a.src + a.taps[t].src;
+    const Vec w = Vec::loadu(a.wei + a.taps[t].wei);
+    UNROLL for (int c = 0; c < Cols; c++) acc[c] = multiply_add(w, Vec::loadu(src + c * block), acc[c]);
+  }
+  finish<1, Cols>(a.epilogue, 0, 0, 0, acc);
+  UNROLL for (int c = 0; c < Cols; c++) acc[c].store(a.dst + c * block);
+}
+
+template <int Pixel, int Rows, int Blocks, size_t... I>
+constexpr void fill(ConvKernel* row, std::index_sequence<I...>) {
+  ((row[I] = convolve<Pixel, Rows, int(I) + 1, Blocks>), ...);
+}
+
+template <size_t... I>
+constexpr void fill_depthwise(DepthwiseKernel* row, std::index_sequence<I...>) {
+  ((row[I] = depthwise<int(I) + 1>), ...);
+}
+
+void copy_pixels(const float* src, int64_t stride, float* dst, int64_t n) {
+  for (int64_t j = 0; j < n; j++, src += stride, dst += block) Vec::loadu(src).store(dst);
+}
+
+void copy_plain(const float* src, int64_t stride, float* dst, int64_t n) {
+  if (stride == 1)
+    std::memcpy(dst, src, n * sizeof(float));
+  else if (stride == 2)  // a constant stride, so that the compiler makes shuffles of it
+    for (int64_t j = 0; j < n; j++) dst[j] = src[j * 2];
+  else
+    for (int64_t j = 0; j < n; j++) dst[j] = src[j * stride];
+}
+
+constexpr ConvKernels make_table() {
+  ConvKernels table{};
+  table.block = block;
+  table.cols = max_cols;
+  table.cols_two = max_cols_two;
+  constexpr auto cols = std::make_index_sequence<max_cols>();
+  constexpr auto cols_two = std::make_index_sequence<max_cols_two>();
+  fill<block, 1, 1>(table.one_row[0], cols);
+  fill<block, 1, 2>(table.one_row[1], cols);
+  fill<block, 2, 1>(table.two_rows[0], cols_two);
+  fill<block, 2, 2>(table.two_rows[1], cols_two);
+  fill<1, 1, 1>(table.plain_row[0], cols);
+  fill<1, 1, 2>(table.plain_row[1], cols);
+  fill_depthwise(table.depthwise, cols);
+  table.copy_pixels = copy_pixels;
+  table.copy_plain = copy_plain;
+  return table;
+}
+
+}  // namespace
+
+extern const ConvKernels TORCH_BLOCKED_TIER_NAME(conv_kernels) = make_table();
+
+}  // namespace torch_blocked

@@ -1,0 +1,73 @@
+// The convolutions' inner loops: register-blocked micro-kernels, one table per ISA tier.
+//
+// dst is blocked by `block` channels; one call computes a small rectangle of dst pixels for one or two blocks of output
+// channels, which stay in registers while it runs over input channels and filter taps.
+#pragma once
+#include <cstdint>
+
+#include "../isa.h"
+
+namespace torch_blocked {
+
+// What follows the sum of products, in this order: * scale + shift, + residual, clamp to [lower, upper].
+// All pointers are at the call's first output channel and pixel; null means absent.
+struct Epilogue {
+  const float* bias = nullptr;  // the accumulators' first value
+  const float* scale = nullptr;
+  const float* shift = nullptr;
+  const float* residual = nullptr;  // laid out as dst
+  const float* keep = nullptr;      // all-ones bits for each real channel of the last block, zero bits for padding
+  float lower = 0, upper = 0;
+  bool clamp = false;
+};
+
+// src element of (ic block k, tap t, lane i, pixel r, c): src[k * src_block + taps[t] + i + r * src_row + c * pixel];
+// the weights are read in that order of (k, t, i), `block` output channels at a time.
+struct ConvArgs {
+  const float* src;
+  int64_t src_block, src_row;
+  int64_t src_prefetch;  // how far ahead of src the next call reads; 0 where it is not known
+  const int64_t* taps;
+  int64_t ntaps, nblocks, lanes;
+  const float* wei;
+  int64_t wei_block;  // to the next block of output channels
+  float* dst;
+  int64_t dst_block, dst_row;
+  bool first, last;  // the sum starts here (not from dst), ends here (the epilogue applies)
+  Epilogue epilogue;
+};
+using ConvKernel = void (*)(const ConvArgs&);
+
+// One tap of a depthwise convolution: offsets of its src pixel and of its vector of weights.
+struct DepthwiseTap {
+  int64_t src, wei;
+};
+struct DepthwiseArgs {
+  const float* src;
+  const DepthwiseTap* taps;
+  int64_t ntaps;
+  const float* wei;
+  float* dst;
+  Epilogue epilogue;
+};
+using DepthwiseKernel = void (*)(const DepthwiseArgs&);
+
+constexpr int conv_max_cols = 14;
+
+struct ConvKernels {
+  int64_t block;
+  int cols;      // most pixels of a row in one call, one row
+  int cols_two;  // and with two rows
+  // [oc blocks - 1][cols - 1]
+  ConvKernel one_row[2][conv_max_cols];
+  ConvKernel two_rows[2][conv_max_cols / 2];
+  ConvKernel plain_row[2][conv_max_cols];  // src is a plain plane: pixels are 1 apart, not `block`
+  DepthwiseKernel depthwise[conv_max_cols];
+
+  // dst[j] = src[j * stride] for n pixels of one block, or (plain) of one element.
+  void (*copy_pixels)(const float* src, int64_t stride, float* dst, int64_t n);
+  void (*copy_plain)(const float* src, int64_t stride, float* dst, int64_t n);
+};
+TORCH_BLOCKED_DECLARE_KERNELS(ConvKernels, conv_kernels);
+
+}  // namespace torch_blocked

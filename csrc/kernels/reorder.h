@@ -1,0 +1,29 @@
+// The inner loops of a reorder, once per ISA tier.
+#pragma once
+#include <cstdint>
+
+#include "isa.h"
+
+namespace torch_blocked {
+
+// All offsets are in bytes.
+struct ReorderKernels {
+  // For each row r: size bytes from src + src_rows[r] to dst + dst_rows[r], then zeros up to padded_size bytes.
+  using CopyRows = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+                        int64_t size, int64_t padded_size);
+
+  // Element c of the src row r becomes element r of the dst row c. A dst row has zeros from `rows` up to padded_rows.
+  using Transpose = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+                         int64_t padded_rows, int64_t cols);
+
+  CopyRows* copy_rows;
+  Transpose* transpose_1;  // by element size
+  Transpose* transpose_2;
+  Transpose* transpose_4;
+  Transpose* transpose_8;
+  Transpose* transpose_16;
+};
+
+TORCH_BLOCKED_DECLARE_KERNELS(ReorderKernels, reorder_kernels);
+
+}  // namespace torch_blocked

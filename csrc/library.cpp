@@ -1,0 +1,345 @@
+// The operators as PyTorch sees them: schemas, checks, registration. The only file that includes torch.
+//
+// All take and return physical tensors (a blocked tensor's outer dims, then its inner blocks). A blocking is a flat
+// list of (axis, size), outermost inner block first; empty for a plain tensor.
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/where.h>
+#include <c10/core/Allocator.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "batch_norm.h"
+#include "conv/conv.h"
+#include "isa.h"
+#include "pool.h"
+#include "reorder.h"
+
+namespace torch_blocked {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+
+int64_t num_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+// ---- memory
+
+// For tests: outputs come filled with 0xff (NaN as floats) between guard bytes, which are looked at when they are
+// freed.
+constexpr size_t guard_bytes = 64;
+constexpr unsigned char poison = 0xff;
+std::atomic<bool> guards_on{false};
+std::atomic<int64_t> guards_damaged{0};
+
+struct PoolAllocator final : c10::Allocator {
+  struct Context {
+    unsigned char* block;
+    size_t bytes, guard;
+  };
+  static void release(void* context) {
+    Context* const c = static_cast<Context*>(context);
+    const auto damaged = [&](size_t at) {
+      return std::any_of(c->block + at, c->block + at + c->guard, [](unsigned char byte) { return byte != poison; });
+    };
+    if (c->guard && (damaged(0) || damaged(c->bytes - c->guard))) guards_damaged++;
+    Pool::instance().release(c->block, c->bytes);
+    delete c;
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
+    const size_t guard = guards_on ? guard_bytes : 0;
+    Context c{nullptr, bytes + 2 * guard, guard};
+    try {
+      c.block = static_cast<unsigned char*>(Pool::instance().allocate(c.bytes));
+    } catch (const std::bad_alloc&) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "torch_blocked: can't allocate memory: you tried to allocate ", bytes,
+                       " bytes; use a smaller batch");
+    }
+    if (guard) std::memset(c.block, poison, c.bytes);
+    return {c.block + guard, new Context(c), &release, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* dst, const void* src, size_t bytes) const override { default_copy_data(dst, src, bytes); }
+};
+
+Tensor empty_pooled(IntArrayRef size, at::ScalarType dtype) {
+  static PoolAllocator allocator;
+  return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
+}
+
+void empty_cache() { Pool::instance().empty(); }
+int64_t cached_bytes() { return Pool::instance().cached_bytes(); }
+
+// Turns guards on or off and returns how many outputs freed since the last call had theirs overwritten.
+int64_t guard_outputs(bool on) {
+  guards_on = on;
+  return guards_damaged.exchange(0);
+}
+
+// ---- descriptors
+
+// The descriptor of a physical tensor; checks that its shape is what the logical size and the blocking give.
+MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, IntArrayRef blocking) {
+  MemoryDesc md;
+  md.ndims = size.size();
+  TORCH_CHECK_VALUE(md.ndims <= max_ndims, name, ": at most ", max_ndims, " dims, got size ", size);
+  TORCH_CHECK_VALUE(blocking.size() % 2 == 0 && blocking.size() / 2 <= max_ndims, name, ": a blocking is at most ",
+                    max_ndims, " (axis, size) pairs in one list, got ", blocking);
+  md.inner_nblks = blocking.size() / 2;
+  for (int d = 0; d < md.ndims; d++) {
+    TORCH_CHECK_VALUE(size[d] >= 0, name, ": sizes are not negative, got ", size);
+    md.dims[d] = size[d];
+  }
+  for (int i = 0; i < md.inner_nblks; i++) {
+    const int64_t axis = blocking[2 * i], block = blocking[2 * i + 1];
+    TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && block > 0 && block <= (1 << 20), name, ": block of ", block,
+                      " along axis ", axis, " of a tensor of ", md.ndims, " dims");
+    md.inner_idxs[i] = axis;
+    md.inner_blks[i] = block;
+  }
+  std::vector<int64_t> expected;
+  for (int d = 0; d < md.ndims; d++) expected.push_back(md.outer(d));
+  for (int i = 0; i < md.inner_nblks; i++) expected.push_back(md.inner_blks[i]);
+  TORCH_CHECK_VALUE(physical.sizes() == IntArrayRef(expected), name, " of size ", size, " and blocking ", blocking,
+                    " has the physical shape ", IntArrayRef(expected), ", got ", physical.sizes());
+  for (int d = 0; d < md.ndims; d++) md.strides[d] = physical.stride(d);
+  int64_t inner_stride = 1;
+  for (int i = md.inner_nblks - 1; i >= 0; i--) {
+    TORCH_CHECK_VALUE(md.inner_blks[i] == 1 || physical.stride(md.ndims + i) == inner_stride, name,
+                      ": inner blocks are dense, got a physical tensor with strides ", physical.strides());
+    inner_stride *= md.inner_blks[i];
+  }
+  return md;
+}
+
+// A dense physical tensor whose outer dims lie in memory in the order `order`.
+Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
+                      at::ScalarType dtype) {
+  MemoryDesc md;
+  md.ndims = size.size();
+  std::copy(size.begin(), size.end(), md.dims);
+  TORCH_CHECK_VALUE(blocking.size() % 2 == 0 && blocking.size() / 2 <= max_ndims, name, ": bad blocking ", blocking);
+  md.inner_nblks = blocking.size() / 2;
+  for (int i = 0; i < md.inner_nblks; i++) {
+    const int64_t axis = blocking[2 * i], block = blocking[2 * i + 1];
+    TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && block > 0 && block <= (1 << 20), name, ": bad blocking ",
+                      blocking);
+    md.inner_idxs[i] = axis;
+    md.inner_blks[i] = block;
+  }
+  std::vector<int64_t> in_memory, back(size.size(), -1);
+  TORCH_CHECK_VALUE(order.size() == size.size(), name, ": order ", order, " names each of ", size.size(), " axes once");
+  for (const int64_t axis : order) {
+    TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && back[axis] < 0, name, ": order ", order, " names each of ",
+                      size.size(), " axes once");
+    back[axis] = in_memory.size();
+    in_memory.push_back(md.outer(axis));
+  }
+  for (int i = 0; i < md.inner_nblks; i++) {
+    back.push_back(in_memory.size());
+    in_memory.push_back(md.inner_blks[i]);
+  }
+  return empty_pooled(in_memory, dtype).permute(back);
+}
+
+// ---- reorder
+
+// Floating point to integer rounds to nearest even and saturates (NaN becomes 0); every other pair is torch's own.
+Tensor convert(const Tensor& src, at::ScalarType dtype) {
+  const bool rounds = at::isFloatingType(src.scalar_type()) && at::isIntegralType(dtype, /*includeBool=*/false);
+  if (!rounds) return src.to(dtype);
+  const Tensor exact = src.to(at::kDouble).nan_to_num(0.0).round();
+  const int64_t bits = 8 * c10::elementSize(dtype);
+  const bool is_signed = c10::isSignedType(dtype);
+  const double upper = std::ldexp(1.0, is_signed ? bits - 1 : bits), lower = is_signed ? -upper : 0.0;
+  if (bits < 64) return exact.clamp(lower, upper - 1).to(dtype);
+  // 2^63 - 1 and 2^64 - 1 are no doubles: what reaches 2^63 or 2^64 is set apart.
+  const int64_t largest = is_signed ? std::numeric_limits<int64_t>::max() : -1;  // -1 has the bits of 2^64 - 1
+  const Tensor in_range = at::where(exact >= upper, at::full_like(exact, 0.0), exact.clamp_min(lower)).to(dtype);
+  return at::where(exact >= upper, at::full_like(in_range.view(at::kLong), largest), in_range.view(at::kLong))
+      .view(dtype);
+}
+
+Tensor reorder_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
+                   IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype) {
+  const at::ScalarType dst_dtype = dtype.value_or(src.scalar_type());
+  describe("reorder: src", src, size, src_blocking);  // checked before anything is done
+  Tensor dst = empty_physical("reorder: dst", size, dst_order, dst_blocking, dst_dtype);
+  if (dst.numel() == 0) return dst;
+  const Tensor converted = dst_dtype == src.scalar_type() ? src.resolve_conj().resolve_neg() : convert(src, dst_dtype);
+  reorder(describe("reorder: src", converted, size, src_blocking), converted.const_data_ptr(),
+          describe("reorder: dst", dst, size, dst_blocking), dst.mutable_data_ptr(), dst.element_size(), num_threads());
+  return dst;
+}
+
+// ---- convolution
+
+struct Activation {
+  const char* name;
+  bool clamp;
+  float lower, upper;
+};
+constexpr Activation activations[] = {
+    {"none", false, 0, 0},
+    {"relu", true, 0, std::numeric_limits<float>::infinity()},
+    {"relu6", true, 0, 6},
+};
+
+const Activation& find_activation(c10::string_view name) {
+  for (const Activation& activation : activations)
+    if (name == activation.name) return activation;
+  TORCH_CHECK_VALUE(false, "convolution: activation is one of none, relu, relu6, got '", name, "'");
+}
+
+int64_t conv_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t dilation, int64_t stride) {
+  return (src + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1;
+}
+
+void check_pair(const char* name, IntArrayRef values, int64_t least) {
+  TORCH_CHECK_VALUE(
+      values.size() == 2 && values[0] >= least && values[1] >= least && values[0] < (1 << 24) && values[1] < (1 << 24),
+      "convolution: ", name, " is two numbers of at least ", least, ", got ", values);
+}
+
+const float* channel_vector(const char* name, const std::optional<Tensor>& tensor, int64_t oc) {
+  if (!tensor.has_value() || !tensor->defined()) return nullptr;
+  TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == oc, name, " has one value a channel, [", oc,
+                    "], got shape ", tensor->sizes());
+  TORCH_CHECK_TYPE(tensor->scalar_type() == at::kFloat && tensor->is_contiguous(), name,
+                   " is a contiguous float32 vector, got ", tensor->scalar_type());
+  return tensor->const_data_ptr<float>();
+}
+
+// Sizes, strides and paddings; everything that does not depend on the data.
+Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+             IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+             int64_t block) {
+  check_pair("stride", stride, 1);
+  check_pair("padding", padding, 0);
+  check_pair("dilation", dilation, 1);
+  TORCH_CHECK_VALUE(weight_size.size() == 4, "convolution: the weight has 4 dims (oc, ic, kh, kw), got ", weight_size);
+  TORCH_CHECK_VALUE(groups >= 1 && weight_size[0] % groups == 0, "convolution: ", weight_size[0],
+                    " output channels do not split into ", groups, " groups");
+  for (const int64_t size : weight_size)
+    TORCH_CHECK_VALUE(size > 0, "convolution: the weight is empty, size ", weight_size);
+  TORCH_CHECK_VALUE(block >= 1 && block <= 1024, "convolution: blocks of 1 to 1024 channels, got ", block);
+  TORCH_CHECK_VALUE(src.dim() >= 4, "convolution: src has 4 logical dims (n, ic, ih, iw), got shape ", src.sizes());
+  TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat,
+                   "convolution: float32 only, got src ", src.scalar_type(), " and weight ", weight.scalar_type());
+  const int64_t ic = weight_size[1] * groups;
+  const int64_t src_size[] = {src.size(0), ic, src.size(2), src.size(3)};
+  Conv c{};
+  c.n = src.size(0), c.groups = groups, c.ic = ic, c.ih = src.size(2), c.iw = src.size(3);
+  c.oc = weight_size[0], c.kh = weight_size[2], c.kw = weight_size[3], c.block = block;
+  c.stride_h = stride[0], c.stride_w = stride[1], c.pad_h = padding[0], c.pad_w = padding[1];
+  c.dilation_h = dilation[0], c.dilation_w = dilation[1];
+  c.src_md = describe("convolution: src", src, src_size, src_blocking);
+  c.wei_md = describe("convolution: weight", weight, weight_size, weight_blocking);
+  c.oh = conv_dst_size(c.ih, c.pad_h, c.kh, c.dilation_h, c.stride_h);
+  c.ow = conv_dst_size(c.iw, c.pad_w, c.kw, c.dilation_w, c.stride_w);
+  TORCH_CHECK(c.ih + 2 * c.pad_h > c.dilation_h * (c.kh - 1) && c.iw + 2 * c.pad_w > c.dilation_w * (c.kw - 1),
+              "convolution: the padded src is ", c.ih + 2 * c.pad_h, "x", c.iw + 2 * c.pad_w, ", the dilated kernel ",
+              c.dilation_h * (c.kh - 1) + 1, "x", c.dilation_w * (c.kw - 1) + 1,
+              "; the kernel can't be greater than the src");
+  c.nthreads = num_threads();
+  return c;
+}
+
+Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+                       IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
+                       IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                       const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                       const std::optional<Tensor>& residual, c10::string_view activation) {
+  Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
+  const Activation& post = find_activation(activation);
+  const int64_t dst_size[] = {c.n, c.oc, c.oh, c.ow};
+  const int64_t dst_blocking[] = {1, block}, order[] = {0, 1, 2, 3};
+  c.post_ops.bias = channel_vector("convolution: bias", bias, c.oc);
+  c.post_ops.scale = channel_vector("convolution: scale", scale, c.oc);
+  c.post_ops.shift = channel_vector("convolution: shift", shift, c.oc);
+  c.post_ops.clamp = post.clamp, c.post_ops.lower = post.lower, c.post_ops.upper = post.upper;
+  Tensor dst = empty_physical("convolution: dst", dst_size, order, dst_blocking, at::kFloat);
+  c.dst_md = describe("convolution: dst", dst, dst_size, dst_blocking);
+  Tensor dense_residual;
+  if (residual.has_value() && residual->defined()) {
+    TORCH_CHECK_VALUE(residual->sizes() == dst.sizes(), "convolution: the residual has dst's physical shape ",
+                      dst.sizes(), ", got ", residual->sizes());
+    TORCH_CHECK_TYPE(residual->scalar_type() == at::kFloat, "convolution: float32 only, got residual ",
+                     residual->scalar_type());
+    dense_residual = residual->contiguous();
+    c.post_ops.residual = dense_residual.const_data_ptr<float>();
+  }
+  if (dst.numel() == 0) return dst;
+  c.src = src.const_data_ptr<float>();
+  c.wei = weight.const_data_ptr<float>();
+  c.dst = dst.mutable_data_ptr<float>();
+  convolve(c);
+  return dst;
+}
+
+// ---- batch normalization
+
+Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                      const Tensor& mean, const Tensor& var, double eps) {
+  TORCH_CHECK_VALUE(mean.dim() == 1 && src.dim() >= 3,
+                    "batch_norm: src is (n, blocks, ..., block), mean (channels), got ", src.sizes(), " and ",
+                    mean.sizes());
+  const int64_t channels = mean.size(0), block = src.size(-1);
+  TORCH_CHECK_VALUE(block > 0 && src.size(1) == (channels + block - 1) / block, "batch_norm: ", channels,
+                    " channels in blocks of ", block, " are not the ", src.size(1), " blocks of src");
+  TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat, "batch_norm: float32 only, got src ", src.scalar_type());
+  const Tensor dense = src.contiguous();
+  Tensor dst = empty_pooled(dense.sizes(), at::kFloat);
+  if (dst.numel() == 0) return dst;
+  batch_norm({dense.size(0), channels, dense.numel() / (dense.size(0) * dense.size(1) * block), block,
+              dense.const_data_ptr<float>(), channel_vector("batch_norm: weight", weight, channels),
+              channel_vector("batch_norm: bias", bias, channels), channel_vector("batch_norm: mean", mean, channels),
+              channel_vector("batch_norm: var", var, channels), eps, dst.mutable_data_ptr<float>(), num_threads()});
+  return dst;
+}
+
+// ---- the CPU
+
+std::string isa_now() { return isa_name(isa()); }
+int64_t isa_block_now() { return isa_block(isa()); }
+void set_isa_by_name(c10::string_view name) {
+  for (const Isa tier : {Isa::Default, Isa::AVX2, Isa::AVX512})
+    if (name == isa_name(tier)) return set_isa(tier);
+  TORCH_CHECK_VALUE(false, "set_isa: one of default, avx2, avx512, got '", name, "'");
+}
+
+}  // namespace
+}  // namespace torch_blocked
+
+TORCH_LIBRARY(torch_blocked, m) {
+  m.def(
+      "reorder(Tensor src, SymInt[] size, int[] src_blocking, int[] dst_order, int[] dst_blocking, "
+      "ScalarType? dtype=None) -> Tensor");
+  m.def(
+      "convolution(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, Tensor? "
+      "bias, "
+      "int[] stride, int[] padding, int[] dilation, int groups, int block, Tensor? scale=None, Tensor? shift=None, "
+      "Tensor? residual=None, str activation='none') -> Tensor");
+  m.def("batch_norm(Tensor src, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps) -> Tensor");
+  m.def("empty_cache() -> ()", torch_blocked::empty_cache);
+  m.def("cached_bytes() -> int", torch_blocked::cached_bytes);
+  m.def("guard_outputs(bool on) -> int", torch_blocked::guard_outputs);
+  m.def("isa() -> str", torch_blocked::isa_now);
+  m.def("isa_block() -> int", torch_blocked::isa_block_now);
+  m.def("set_isa(str name) -> ()", torch_blocked::set_isa_by_name);
+}
+
+TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
+  m.impl("reorder", torch_blocked::reorder_cpu);
+  m.impl("convolution", torch_blocked::convolution_cpu);
+  m.impl("batch_norm", torch_blocked::batch_norm_cpu);
+}

@@ -1,0 +1,89 @@
+#include "pool.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace torch_blocked {
+namespace {
+
+constexpr size_t most_cached = size_t(1) << 30;  // bytes
+constexpr size_t huge_page = size_t(2) << 20;
+
+void* system_allocate(size_t capacity) {
+  const size_t alignment = capacity >= huge_page ? huge_page : 64;
+  void* data = nullptr;
+  if (posix_memalign(&data, alignment, capacity) != 0) return nullptr;
+#ifdef __linux__
+  if (alignment == huge_page) madvise(data, capacity, MADV_HUGEPAGE);
+#endif
+  return data;
+}
+
+}  // namespace
+
+Pool& Pool::instance() {
+  static Pool* const pool = new Pool;  // never destroyed: tensors may outlive every static object
+  return *pool;
+}
+
+// Eighths of a power of two: at most 12.5 % is lost, and there are few enough sizes for blocks to be found again.
+size_t Pool::capacity_of(size_t bytes) {
+  size_t step = 512;
+  while (step * 16 < bytes) step *= 2;
+  return (std::max(bytes, size_t(1)) + step - 1) / step * step;
+}
+
+void* Pool::allocate(size_t bytes) {
+  const size_t capacity = capacity_of(bytes);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found =
+        std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& block) { return block.capacity == capacity; });
+    if (found != blocks_.end()) {
+      void* const data = found->data;
+      cached_bytes_ -= capacity;
+      blocks_.erase(found);
+      return data;
+    }
+  }
+  void* data = system_allocate(capacity);
+  if (data == nullptr) {
+    empty();
+    data = system_allocate(capacity);
+  }
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+
+void Pool::release(void* data, size_t bytes) {
+  const size_t capacity = capacity_of(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  blocks_.push_front({data, capacity});
+  cached_bytes_ += capacity;
+  free_oldest(most_cached);
+}
+
+void Pool::empty() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_oldest(0);
+}
+
+size_t Pool::cached_bytes() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return cached_bytes_;
+}
+
+void Pool::free_oldest(size_t keep_bytes) {
+  while (cached_bytes_ > keep_bytes) {
+    cached_bytes_ -= blocks_.back().capacity;
+    std::free(blocks_.back().data);
+    blocks_.pop_back();
+  }
+}
+
+}  // namespace torch_blocked

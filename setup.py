@@ -1,0 +1,109 @@
+"""Builds torch_blocked/_C.so, the C++ operators, with ninja.
+
+Every file of csrc/kernels is compiled once per ISA tier, each with its own flags and never with -march=native, so that
+one build serves every CPU; the tier is chosen at run time (csrc/isa.h).
+"""
+
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+# GCC names `omp_*` and `GOMP_*` are left to torch's own libgomp, found through libtorch_cpu: no -lgomp, so that the
+# process holds one OpenMP runtime.
+COMPILE = (
+    "-std=c++20 -O3 -g1 -fPIC -fopenmp -fvisibility=hidden -fno-math-errno -fno-trapping-math "
+    "-Wall -Wextra -Wno-maybe-uninitialized -Icsrc"
+)
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+TIERS = {"default": "-DCPU_CAPABILITY=DEFAULT -DCPU_CAPABILITY_DEFAULT"}
+if X86:
+    TIERS["avx2"] = "-mavx2 -mfma -mf16c -DCPU_CAPABILITY=AVX2 -DCPU_CAPABILITY_AVX2"
+    TIERS["avx512"] = (
+        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512 "
+        "-DCPU_CAPABILITY=AVX512 -DCPU_CAPABILITY_AVX512"
+    )
+
+
+def torch_paths() -> tuple[list[str], Path]:
+    """Torch's include folders and its library folder; one clear line where torch is missing."""
+    try:
+        import torch
+        from torch.utils.cpp_extension import include_paths
+    except ImportError:
+        raise SystemExit(
+            "torch_blocked is built against the installed torch, and none is here: "
+            f"`pip install {pinned_torch()} numpy`, then `pip install --no-build-isolation .`"
+        ) from None
+    return include_paths(), Path(torch.__file__).parent / "lib"
+
+
+def pinned_torch() -> str:
+    """The torch requirement as pyproject.toml, the one place that pins it, gives it."""
+    import tomllib
+
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return next(d for d in dependencies if d.startswith("torch"))
+
+
+def ninja_file(target: Path) -> str:
+    """The text of build.ninja: one object per source and tier, then the shared library."""
+    includes, libraries = torch_paths()
+    escaped = [path.replace("$", "$$").replace(" ", "$ ") for path in map(str, [*includes, libraries])]
+    lines = [
+        "builddir = build/ninja",
+        f"cxx = {os.environ.get('CXX', 'g++')}",
+        f"flags = {COMPILE} {' '.join(f'-isystem {path}' for path in escaped[:-1])} {os.environ.get('CXXFLAGS', '')}",
+        "rule compile",
+        "  command = $cxx -MMD -MF $out.d $flags $tier -c $in -o $out",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "rule link",
+        f"  command = $cxx -shared $in -o $out -L{escaped[-1]} -ltorch_cpu -lc10 {os.environ.get('LDFLAGS', '')}",
+    ]
+    objects = []
+
+    def compile_one(source: Path, tier: str = "", flags: str = "") -> None:
+        name = "/".join(filter(None, ["build/ninja", tier, str(source.relative_to("csrc").with_suffix(".o"))]))
+        lines.extend([f"build {name}: compile {source}", f"  tier = {flags}"])
+        objects.append(name)
+
+    # The baseline's objects come first: where an inline function is left out of line, the linker keeps the first copy
+    # it sees, and that one must run on every CPU.
+    for source in [*sorted(Path("csrc").glob("*.cpp")), *sorted(Path("csrc/conv").glob("*.cpp"))]:
+        compile_one(source)
+    for tier, flags in TIERS.items():
+        for source in sorted(Path("csrc/kernels").glob("*.cpp")):
+            compile_one(source, tier, f"{flags} -DTORCH_BLOCKED_TIER={tier}")
+    lines.append(f"build {str(target).replace(' ', '$ ')}: link {' '.join(objects)}")
+    return "\n".join(lines) + "\n"
+
+
+class NinjaBuild(build_ext):
+    """`build_ext` that writes one ninja file and runs it; a second run compiles only what changed."""
+
+    def build_extension(self, ext: Extension) -> None:
+        os.chdir(ROOT)
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        script = ROOT / "build" / "ninja" / "build.ninja"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(ninja_file(target))
+        jobs = os.environ.get("MAX_JOBS")
+        command = [sys.executable, "-m", "ninja", "-f", str(script), *(["-j", jobs] if jobs else [])]
+        if subprocess.run(command).returncode:
+            raise SystemExit("torch_blocked: the C++ build failed; the compiler's own messages are above")
+
+    def get_ext_filename(self, fullname: str) -> str:
+        # No Python API inside, so no interpreter tag in the name.
+        return fullname.replace(".", os.sep) + sysconfig.get_config_var("SHLIB_SUFFIX")
+
+
+setup(ext_modules=[Extension("torch_blocked._C", sources=[])], cmdclass={"build_ext": NinjaBuild})

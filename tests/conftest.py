@@ -1,0 +1,59 @@
+"""Shared by all tests: this CPU's ISA tiers, channel counts around the block, comparison with plain tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.tensor import padding_of
+
+TIERS = ("default", "avx2", "avx512")
+AVAILABLE = TIERS[: TIERS.index(tb.isa()) + 1]
+
+# One, around one block of 16, and several blocks with a tail.
+CHANNELS = (1, 15, 16, 17, 53)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def quiet_fallbacks():
+    """Fallbacks are silent unless a test asks for another policy."""
+    with tb.fallback("allow"):
+        yield
+
+
+@pytest.fixture(params=AVAILABLE)
+def isa(request):
+    """Each ISA tier that this CPU has; restored afterwards."""
+    best = tb.isa()
+    library.set_isa(request.param)
+    yield request.param
+    library.set_isa(best)
+
+
+def padding_is_zero(x: object) -> bool:
+    """Whether the padding of a blocked tensor, or of all in a list, is zero; a plain tensor has none."""
+    if isinstance(x, (list, tuple)):
+        return all(map(padding_is_zero, x))
+    if not isinstance(x, tb.BlockedTensor):
+        return True
+    return not any(int(part.count_nonzero()) for part in padding_of(x.physical, x.blocking, x.shape))
+
+
+def dense(x: object) -> object:
+    """`x` with every blocked tensor made plain."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(dense, x))
+    return x.to_dense() if isinstance(x, tb.BlockedTensor) else x
+
+
+def assert_same(actual: object, expected: object, **tolerances: float) -> None:
+    """Values, dtypes and shapes of a blocked answer are the plain one's, and its padding is zero."""
+    assert padding_is_zero(actual), "the padding is not zero"
+    torch.testing.assert_close(dense(actual), expected, **tolerances)

@@ -1,0 +1,302 @@
+"""The C++ operators: convolution and batch_norm at every ISA tier, guard bytes around what they write, and the pool."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import CHANNELS, padding_is_zero
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.formats import activation_format, weight_format
+
+# (n, ic, oc, ih, iw, kh, kw, stride, padding, dilation, groups)
+SHAPES = [
+    (1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1),
+    (2, 3, 20, 17, 19, 7, 7, 2, 3, 1, 1),
+    (1, 5, 16, 9, 9, 3, 3, 1, 2, 2, 1),
+    (1, 4, 33, 23, 50, 11, 11, 4, 2, 1, 1),
+    (1, 17, 33, 9, 7, 3, 3, 1, 1, 1, 1),
+    (1, 64, 48, 14, 14, 3, 3, 2, 1, 1, 1),
+    (1, 53, 53, 11, 13, 3, 1, 1, (1, 0), 1, 1),
+    (1, 32, 64, 12, 12, 1, 5, (1, 2), (0, 2), (1, 2), 1),
+    (1, 300, 40, 20, 60, 5, 5, 3, 4, 2, 1),
+    (3, 33, 40, 30, 30, 1, 1, 1, 0, 1, 1),
+    (1, 256, 80, 7, 7, 1, 1, 2, 0, 1, 1),
+    (1, 512, 16, 3, 400, 3, 3, 1, 1, 1, 1),  # wide: the window is split over input channels
+    (1, 16, 16, 3, 3, 3, 3, 1, 9, 6, 1),  # taps that see only padding
+    (2, 24, 24, 9, 9, 3, 3, 2, 1, 1, 24),
+    (1, 24, 48, 8, 9, 5, 5, 1, 2, 1, 24),  # two filters a channel
+    (1, 32, 64, 7, 7, 3, 3, 1, 1, 1, 32),
+    (1, 20, 30, 7, 7, 3, 3, 1, 1, 1, 10),
+    (1, 48, 96, 6, 6, 3, 3, 1, 1, 1, 2),
+    (1, 64, 64, 5, 5, 3, 3, 1, 1, 2, 4),
+]
+
+
+@pytest.fixture
+def guarded():
+    """Outputs lie, NaN-filled, between guard bytes; afterwards none may have been written."""
+    gc.collect()
+    library.guard_outputs(True)
+    yield
+    gc.collect()
+    assert library.guard_outputs(False) == 0, "bytes outside an output were written"
+
+
+def pair(n):
+    return n if isinstance(n, tuple) else (n, n)
+
+
+def problem(shape):
+    n, ic, oc, ih, iw, kh, kw, stride, padding, dilation, groups = shape
+    x, w, b = torch.randn(n, ic, ih, iw), torch.randn(oc, ic // groups, kh, kw), torch.randn(oc)
+    return x, w, b, (pair(stride), pair(padding), pair(dilation), groups)
+
+
+def between_nans(x):
+    """`x` as a view whose surroundings in memory are NaN: what reads outside it shows."""
+    big = torch.full([n + 2 for n in x.shape[:-1]] + [x.size(-1)], float("nan"))
+    inside = big
+    for d in range(x.dim() - 1):
+        inside = inside.narrow(d, 1, x.size(d))
+    return inside.copy_(x)
+
+
+def run(x, w, b, args, src_format, wei_format, block, **post_ops):
+    """The operator on `x` and `w` in these formats; both lie between NaNs."""
+    src = x if src_format is None else x.to(src_format)
+    wei = w if wei_format is None else w.to(wei_format)
+    physical = library.convolution_op(
+        between_nans(src.physical if src_format else src), sum(src.blocking, ()) if src_format else (),
+        wei.physical if wei_format else wei, w.shape, sum(wei.blocking, ()) if wei_format else (),
+        b, *args, block, **post_ops,
+    )  # fmt: skip
+    n, _, oh, ow, _ = physical.shape
+    return tb.BlockedTensor(physical, activation_format(4, block).blocking, torch.Size((n, w.size(0), oh, ow)))
+
+
+def check(y, expected):
+    """Against float64, relative to the largest value: sums of thousands of products are rounded."""
+    assert padding_is_zero(y)
+    error = (y.to_dense() - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    assert y.shape == expected.shape and error < 1e-5, f"error {error:.1e}"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolution(isa, guarded, shape):
+    x, w, b, args = problem(shape)
+    expected = F.conv2d(x.double(), w.double(), b.double(), *args)
+    block = library.isa_block()
+    wei_formats = [None, weight_format(w.shape, block), weight_format(w.shape, 8), tb.OIhw4i16o4i]
+    for src_format in (None, activation_format(4, block), tb.nChw8c, tb.nChw4c):
+        dst_block = src_format.blocking.block(1) if src_format in (tb.nChw8c, tb.nChw4c) else block
+        for wei_format in wei_formats:
+            check(run(x, w, b, args, src_format, wei_format, dst_block), expected)
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("activation", ["none", "relu", "relu6"])
+@pytest.mark.parametrize("kind", ["dense", "first", "depthwise", "reference"])
+def test_post_ops(isa, guarded, channels, activation, kind):
+    groups = channels if kind == "depthwise" else 1
+    x, w, b, args = problem((2, channels, channels, 9, 8, 3, 3, 1, 1, 1, groups))
+    block = 5 if kind == "reference" else library.isa_block()
+    fmt = None if kind == "first" else activation_format(4, library.isa_block())
+    scale, shift, residual = torch.randn(channels), torch.randn(channels), 3 * torch.randn(2, channels, 9, 8)
+    y = F.conv2d(x.double(), w.double(), b.double(), *args) * scale.view(-1, 1, 1) + shift.view(-1, 1, 1) + residual
+    expected = {"none": lambda t: t, "relu": F.relu, "relu6": F.relu6}[activation](y)
+    physical = residual.to(activation_format(4, block)).physical
+    wei_format = weight_format(w.shape, library.isa_block())
+    post_ops = {"scale": scale, "shift": shift, "residual": physical, "activation": activation}
+    check(run(x, w, b, args, fmt, wei_format, block, **post_ops), expected)
+
+
+@pytest.mark.parametrize("name", ["scale", "shift", "bias"])
+def test_each_post_op_alone(isa, name):
+    x, w, b, args = problem((1, 17, 19, 6, 5, 3, 3, 1, 1, 1, 1))
+    y = F.conv2d(x.double(), w.double(), None, *args)
+    values = b.view(-1, 1, 1)
+    fmt = activation_format(4, library.isa_block())
+    post_ops = {} if name == "bias" else {name: b}
+    got = run(x, w, b if name == "bias" else None, args, fmt, None, library.isa_block(), **post_ops)
+    check(got, y * values if name == "scale" else y + values)
+
+
+def test_nan_stays_in_its_channel(isa):
+    x, w, _, args = problem((1, 20, 20, 6, 6, 3, 3, 1, 1, 1, 20))
+    x[0, 3] = float("nan")
+    y = run(x, w, None, args, activation_format(4, library.isa_block()), None, library.isa_block())
+    assert padding_is_zero(y)
+    assert y.to_dense()[0, 3].isnan().all() and not y.to_dense()[0, [*range(3), *range(4, 20)]].isnan().any()
+
+
+def test_nan_does_not_reach_the_padding(isa):
+    x, w, _, args = problem((1, 20, 20, 6, 6, 3, 3, 1, 1, 1, 1))
+    x[:] = float("inf")
+    y = run(x, w, None, args, activation_format(4, library.isa_block()), None, library.isa_block())
+    assert padding_is_zero(y) and not y.to_dense().isfinite().any()
+    relu = run(
+        x, w, None, args, activation_format(4, library.isa_block()), None, library.isa_block(), activation="relu"
+    )
+    plain = F.relu(F.conv2d(x, w, None, *args))
+    assert torch.equal(relu.to_dense().isnan(), plain.isnan())
+
+
+def test_strided_src(isa):
+    x, w, b, args = problem((4, 48, 32, 9, 9, 3, 3, 1, 1, 1, 1))
+    fmt = activation_format(4, library.isa_block())
+    y = x.to(fmt)
+    part = y[1:3, :, 2:7, 1:8]
+    for stride_args in (args, ((2, 1), (0, 2), (1, 1), 1)):
+        expected = F.conv2d(x[1:3, :, 2:7, 1:8].double(), w.double(), b.double(), *stride_args)
+        for image in (part, x[1:3, :, 2:7, 1:8], x.contiguous(memory_format=torch.channels_last)[1:3, :, 2:7, 1:8]):
+            blocked = isinstance(image, tb.BlockedTensor)
+            physical = library.convolution_op(
+                image.physical if blocked else image, sum(fmt.blocking, ()) if blocked else (),
+                w, w.shape, (), b, *stride_args, library.isa_block(),
+            )  # fmt: skip
+            check(tb.BlockedTensor(physical, fmt.blocking, expected.shape), expected)
+    one_by_one = torch.randn(32, 48, 1, 1)
+    check(F.conv2d(part, one_by_one), F.conv2d(x[1:3, :, 2:7, 1:8].double(), one_by_one.double()))
+
+
+def test_same_bits_every_time():
+    x, w, b, args = problem((2, 64, 64, 14, 14, 3, 3, 1, 1, 1, 1))
+    fmt = activation_format(4, library.isa_block())
+    first = run(x, w, b, args, fmt, None, library.isa_block()).physical
+    for _ in range(3):
+        assert torch.equal(run(x, w, b, args, fmt, None, library.isa_block()).physical, first)
+
+
+def test_from_several_threads():
+    x, w, b, args = problem((1, 32, 32, 20, 20, 3, 3, 1, 1, 1, 1))
+    fmt = activation_format(4, library.isa_block())
+    expected = run(x, w, b, args, fmt, None, library.isa_block()).physical
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            if not torch.equal(run(x, w, b, args, fmt, None, library.isa_block()).physical, expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm(isa, guarded, channels, affine):
+    for size in [(2, channels, 5, 7), (1, channels, 3), (2, channels, 3, 2, 5)]:
+        x = torch.randn(size)
+        mean, var = torch.randn(channels), torch.rand(channels) + 0.1
+        weight, bias = (torch.randn(channels), torch.randn(channels)) if affine else (None, None)
+        expected = F.batch_norm(x.double(), mean.double(), var.double(), eps=1e-3)
+        if affine:
+            shape = (-1, *[1] * (x.dim() - 2))
+            expected = expected * weight.view(shape) + bias.view(shape)
+        for block in (8, 16, 5):
+            fmt = activation_format(x.dim(), block)
+            physical = library.batch_norm_op(x.to(fmt).physical, weight, bias, mean, var, 1e-3)
+            check(tb.BlockedTensor(physical, fmt.blocking, x.shape), expected)
+
+
+P, W = torch.zeros(1, 1, 4, 4, 16), torch.zeros(16, 16, 3, 3)
+GOOD = {
+    "src": P, "src_blocking": [1, 16], "weight": W, "weight_size": [16, 16, 3, 3], "weight_blocking": [], "bias": None,
+    "stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1, "block": 16,
+}  # fmt: skip
+BAD = [
+    ({"src": P[0]}, ValueError, "src"),
+    ({"src": P.double()}, TypeError, "float32 only"),
+    ({"weight": W.half()}, TypeError, "float32 only"),
+    ({"weight_size": [16, 16, 3]}, ValueError, "4 dims"),
+    ({"weight_size": [16, 15, 3, 3]}, ValueError, "physical shape"),
+    ({"weight_size": [0, 16, 3, 3], "weight": W[:0]}, ValueError, "empty"),
+    ({"stride": [0, 1]}, ValueError, "stride"),
+    ({"stride": [1]}, ValueError, "stride"),
+    ({"padding": [-1, 0]}, ValueError, "padding"),
+    ({"dilation": [1, 2**40]}, ValueError, "dilation"),
+    ({"padding": [0, 0], "dilation": [4, 4]}, RuntimeError, "kernel can't be greater"),
+    ({"groups": 3}, ValueError, "groups"),
+    ({"groups": 0}, ValueError, "groups"),
+    ({"block": 0}, ValueError, "blocks of"),
+    ({"block": -16}, ValueError, "blocks of"),
+    ({"src_blocking": [1]}, ValueError, "pairs"),
+    ({"src_blocking": [9, 16]}, ValueError, "axis 9"),
+    ({"src_blocking": [1, 0]}, ValueError, "block of 0"),
+    ({"bias": torch.zeros(3)}, ValueError, "bias"),
+    ({"bias": torch.zeros(16).double()}, TypeError, "bias"),
+    ({"scale": torch.zeros(2, 8)}, ValueError, "scale"),
+    ({"residual": torch.zeros(1, 1, 4, 4, 8)}, ValueError, "residual"),
+    ({"activation": "tanh"}, ValueError, "activation"),
+]
+
+
+@pytest.mark.parametrize(
+    "change, error, words", BAD, ids=[str(next(iter(c))) + str(i) for i, (c, _, _) in enumerate(BAD)]
+)
+def test_convolution_refuses(change, error, words):
+    library.convolution_op(**GOOD)
+    with pytest.raises(error, match=words) as info:
+        library.convolution_op(**{**GOOD, **change})
+    assert "\n" not in str(info.value).split("\nException raised from")[0]
+
+
+def test_pool_reuses_and_gives_back():
+    tb.empty_cache()
+    assert library.cached_bytes() == 0
+    x = torch.randn(1, 64, 56, 56)
+    y = x.to(tb.nChw16c)
+    address, nbytes = y.physical.data_ptr(), y.physical.nbytes
+    del y
+    gc.collect()
+    assert nbytes <= library.cached_bytes() <= nbytes * 9 // 8
+    assert x.to(tb.nChw16c).physical.data_ptr() == address
+    gc.collect()
+    tb.empty_cache()
+    assert library.cached_bytes() == 0
+
+
+def test_pool_is_bounded():
+    tb.empty_cache()
+    kept = [torch.empty(1, 16, 1, 1).expand(1, 16, 2048, 1024).to(tb.nChw16c) for _ in range(10)]
+    del kept
+    gc.collect()
+    assert 0 < library.cached_bytes() <= 1 << 30
+    tb.empty_cache()
+
+
+def test_outputs_can_be_resized():
+    y = torch.randn(1, 16, 2, 2).to(tb.nChw16c).physical.clone()
+    z = torch.randn(1, 16, 2, 2).to(tb.nChw16c).physical
+    z.resize_(4096)
+    z[:64] = y.flatten()
+    assert torch.equal(z[:64], y.flatten())
+
+
+@pytest.mark.parametrize("tier", ["default", "avx2"])
+def test_environment_lowers_the_tier(tier):
+    code = "import torch_blocked as tb, torch; print(tb.isa(), torch.randn(1,3,2,2).to(tb.blocked).format.tag)"
+    env = {**os.environ, "ATEN_CPU_CAPABILITY": tier}
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert out in ([tier, "nChw8c"], ["default", "nChw8c"])  # a CPU without AVX2 has the default only
+
+
+def test_one_openmp_runtime():
+    with open("/proc/self/maps") as maps:
+        runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
+    assert len(runtimes) == 1, runtimes

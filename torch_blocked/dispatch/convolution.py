@@ -1,0 +1,96 @@
+"""Convolution: formats chosen, then `torch_blocked::convolution`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from torch_blocked import counting, library, reorder
+from torch_blocked.dispatch.fallback import announce, fallback, run_plain
+from torch_blocked.dispatch.registry import register
+from torch_blocked.memory_desc import Blocking
+from torch_blocked.tensor import BlockedTensor
+
+aten = torch.ops.aten
+
+_PLAIN = Blocking()
+_CHANNELS = {block: Blocking(((1, block),)) for block in (8, 16)}
+
+
+@register(aten.convolution.default)
+def convolution(
+    func: OpOverload,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Tensor:
+    """2-D, float32: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
+    if transposed or not _has_kernel(x, weight, bias, groups):
+        return fallback(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    block, src, src_blocking = _source(x, weight, groups)
+    wei, wei_blocking = (weight._physical, weight._blocking) if isinstance(weight, BlockedTensor) else (weight, _PLAIN)
+    if not wei_blocking:  # packed by the operator on every call
+        counting.record_reorder(_PLAIN, _CHANNELS[block], wei, wei)
+    if isinstance(bias, BlockedTensor):
+        bias = reorder.to_plain(bias)
+    physical = library.convolution_op(
+        src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), bias,
+        stride, padding, dilation, groups, block,
+    )  # fmt: skip
+    n, _, oh, ow, _ = physical.shape
+    return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[0], oh, ow))
+
+
+def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> bool:
+    """Whether the operator takes these arguments; those that are wrong are left to PyTorch, which says why."""
+    src, wei = x.shape, weight.shape
+    return (
+        len(src) == len(wei) == 4
+        and src[1] == wei[1] * groups
+        and wei[0] % groups == 0
+        and x.dtype is torch.float32
+        and weight.dtype is torch.float32
+        and x.device.type == "cpu"
+        and 0 not in wei
+        and 0 not in src[1:]
+        and (bias is None or (bias.dtype is torch.float32 and bias.shape == wei[:1]))
+    )
+
+
+def _source(x: Tensor, weight: Tensor, groups: int) -> tuple[int, Tensor, Blocking]:
+    """The answer's block, and src's physical tensor and blocking, reordered where no kernel reads it as it is."""
+    kernel_blocks = library.kernel_blocks()
+    if isinstance(x, BlockedTensor) and x._blocking in _CHANNELS.values() and x._blocking[0][1] in kernel_blocks:
+        return x._blocking[0][1], x._physical, x._blocking
+    block = weight._blocking.block(0) if isinstance(weight, BlockedTensor) else 0
+    if block not in kernel_blocks:
+        block = kernel_blocks[0]
+    # An image of few channels is read as it lies.
+    if not isinstance(x, BlockedTensor) and groups == 1 and x.size(1) < block:
+        return block, x, _PLAIN
+    blocking = _CHANNELS[block]
+    return block, reorder.to_blocking(x, blocking), blocking
+
+
+@register(aten.convolution_backward.default)
+def convolution_backward(
+    func: OpOverload, grad: Tensor, x: Tensor, weight: Tensor, *args: object, **kwargs: object
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """On plain tensors; the gradients of blocked tensors are blocked."""
+    announce(func)
+    grads = run_plain(func, (grad, x, weight, *args), kwargs)
+    return _as(grads[0], x), _as(grads[1], weight), grads[2]
+
+
+def _as(grad: Tensor | None, like: Tensor) -> Tensor | None:
+    """`grad` in the blocking of `like`."""
+    if grad is None or not isinstance(like, BlockedTensor):
+        return grad
+    return BlockedTensor(reorder.to_blocking(grad, like._blocking), like._blocking, like.shape)

@@ -1,0 +1,151 @@
+"""The fallback law: an operator without a blocked implementation runs on plain tensors, and says so.
+
+Same answer, counted, and by the user's choice silent, a warning once per operator (default) or an error.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from torch_blocked import counting, reorder
+from torch_blocked.dispatch.registry import register_otherwise
+from torch_blocked.tensor import BlockedTensor
+
+POLICIES = ("allow", "warn", "error")
+
+
+class FallbackWarning(UserWarning):
+    """An operator ran on plain tensors: right, but with reorders around it."""
+
+
+class _State:
+    """The policy, and which operators were warned about under it. One for all threads: backward runs in its own."""
+
+    policy = "warn"
+    warned: set[str] = set()  # noqa: RUF012
+
+
+class fallback_policy:  # noqa: N801
+    """Sets what happens when an operator has no blocked implementation; also a context manager that restores it.
+
+    "allow": it runs on plain tensors. "warn" (default): it does, with one `FallbackWarning` an operator. "error": it
+    raises RuntimeError. ValueError for any other word.
+    """
+
+    def __init__(self, policy: str) -> None:
+        if policy not in POLICIES:
+            raise ValueError(f"fallback policy is one of {', '.join(POLICIES)}, got {policy!r}")
+        self.before = _State.policy
+        _State.policy = policy
+        _State.warned.clear()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        _State.policy = self.before
+
+
+@register_otherwise
+def fallback(func: OpOverload, *args: object, **kwargs: object) -> object:
+    """Runs `func` on plain copies of its blocked arguments; what it writes to goes back into them."""
+    announce(func)
+    return run_plain(func, args, kwargs)
+
+
+def announce(func: OpOverload) -> None:
+    """Counts a fallback and, as the policy says, warns or raises."""
+    name = str(func)
+    counting.record_fallback(name)
+    if _State.policy == "error":
+        raise RuntimeError(
+            f"{name} has no blocked implementation for these arguments and fallbacks are errors: "
+            "call .to_dense() on them first, or torch_blocked.fallback('allow')"
+        )
+    if _State.policy == "warn" and name not in _State.warned:
+        _State.warned.add(name)
+        warnings.warn(
+            f"{name} has no blocked implementation for these arguments: it runs on plain tensors, reorders around it "
+            "(said once; torch_blocked.fallback('allow') silences, 'error' forbids)",
+            FallbackWarning,
+            stacklevel=_user_stacklevel(),
+        )
+
+
+_LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, sys.modules[__package__.split(".")[0]]))
+
+
+def _user_stacklevel() -> int:
+    """The warning's stacklevel for the nearest caller outside torch and torch_blocked."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame, level = frame.f_back, level + 1
+    return level - 1 or 1
+
+
+def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:
+    """`func` on plain tensors; blocked arguments that it writes to are written, and returned for their copies."""
+    plain: dict[int, Tensor] = {}
+    blocked: dict[int, BlockedTensor] = {}
+
+    def to_plain(x: object) -> object:
+        if isinstance(x, BlockedTensor):
+            if id(x) not in plain:
+                plain[id(x)] = dense = reorder.to_plain(x)
+                blocked[id(dense)] = x
+            return plain[id(x)]
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(to_plain, x)) if type(x) in (list, tuple) else x
+        return x
+
+    result = func(*map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
+    written = _written(func, args, kwargs)
+    for x in written:
+        _write_back(func, x, plain[id(x)])
+
+    def to_blocked(out: object) -> object:
+        if isinstance(out, (list, tuple)):
+            return type(out)(map(to_blocked, out)) if type(out) in (list, tuple) else out
+        x = blocked.get(id(out))
+        return x if x is not None and any(x is w for w in written) else out
+
+    return to_blocked(result)
+
+
+def _written(func: OpOverload, args: tuple, kwargs: dict) -> list[BlockedTensor]:
+    """The blocked arguments that the schema says `func` writes to."""
+    found = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        found += [x for x in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(x, BlockedTensor)]
+    return found
+
+
+def _write_back(func: OpOverload, x: BlockedTensor, plain: Tensor) -> None:
+    if plain.shape != x.shape:
+        raise RuntimeError(
+            f"{func} would resize a blocked tensor from {tuple(x.shape)} to {tuple(plain.shape)}: "
+            "call it on x.to_dense(), a plain tensor"
+        )
+    assign(x, plain)
+
+
+def assign(x: BlockedTensor, value: Tensor) -> None:
+    """Writes a tensor of the same size into the bytes of `x`, below autograd."""
+    x._physical.copy_(reorder.to_blocking(value, x._blocking))
+    bump_version(x)
+
+
+def bump_version(x: BlockedTensor) -> None:
+    """Marks the bytes as changed: in-place kernels below the dispatcher do not, and caches of packed weights ask."""
+    physical = x._physical
+    if not physical.is_inference():
+        torch.autograd.graph.increment_version(physical)

@@ -1,0 +1,106 @@
+"""Batch normalization: statistics over the physical tensor's batch and spatial axes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from torch_blocked import library
+from torch_blocked.dispatch.fallback import fallback
+from torch_blocked.dispatch.registry import register
+from torch_blocked.reorder import to_plain
+from torch_blocked.tensor import BlockedTensor
+
+aten = torch.ops.aten
+
+
+def _has_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
+    if not isinstance(x, BlockedTensor) or x.dtype is not torch.float32 or 0 in x.shape:
+        return False
+    for vector in vectors:
+        if vector is not None and vector.dtype is not torch.float32:
+            return False
+    return len(x._blocking) == 1 and x._blocking[0][0] == 1
+
+
+def _normalize(
+    x: BlockedTensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> BlockedTensor:
+    physical = x._physical
+    op = library.batch_norm_op if physical.device.type == "cpu" else library.batch_norm_aten
+    y = op(physical, _vector(weight), _vector(bias), _vector(mean), _vector(var), eps)
+    return BlockedTensor(y, x._blocking, x.shape)
+
+
+def _vector(values: Tensor | None) -> Tensor | None:
+    if values is None or (values.is_contiguous() and not isinstance(values, BlockedTensor)):
+        return values
+    return to_plain(values).contiguous()
+
+
+@register(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_eval(
+    func: OpOverload,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By the running statistics."""
+    if not _has_kernel(x, weight, bias, mean, var):
+        return fallback(func, x, weight, bias, mean, var, momentum, eps)
+    return _normalize(x, weight, bias, mean, var, eps), torch.empty(0), torch.empty(0)
+
+
+@register(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
+def batch_norm(
+    func: OpOverload,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By the batch's statistics, which move the running ones, or (eval) by the running ones."""
+    if not _has_kernel(x, weight, bias, running_mean, running_var):
+        return fallback(func, x, weight, bias, running_mean, running_var, training, momentum, eps)
+    if not training:
+        return _normalize(x, weight, bias, running_mean, running_var, eps), torch.empty(0), torch.empty(0)
+    mean, var = _statistics(x)
+    if running_mean is not None:
+        count = x.numel() // x.size(1)
+        running_mean.lerp_(mean, momentum)
+        running_var.lerp_(var * (count / (count - 1)), momentum)
+    return _normalize(x, weight, bias, mean, var, eps), mean, torch.rsqrt(var + eps)
+
+
+@register(aten._native_batch_norm_legit.no_stats)
+def batch_norm_without_running(
+    func: OpOverload,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """By the batch's statistics, nothing kept."""
+    if not _has_kernel(x, weight, bias):
+        return fallback(func, x, weight, bias, training, momentum, eps)
+    native = aten.native_batch_norm.default
+    return batch_norm(native, x, weight, bias, None, None, True, momentum, eps)
+
+
+def _statistics(x: BlockedTensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel."""
+    physical = x._physical
+    dims = [0, *range(2, x.dim())]
+    var, mean = torch.var_mean(physical, dims, correction=0)
+    return mean.flatten()[: x.size(1)].contiguous(), var.flatten()[: x.size(1)].contiguous()

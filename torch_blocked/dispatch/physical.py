@@ -1,0 +1,58 @@
+"""What handlers share: operands laid out for the physical tensor, and the padding kept zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_blocked import reorder
+from torch_blocked.memory_desc import Blocking
+from torch_blocked.tensor import BlockedTensor, padding_of
+
+
+def clear_padding(physical: Tensor, blocking: Blocking, size: torch.Size) -> Tensor:
+    """Zeroes the padding of a physical tensor of logical size `size` and returns it."""
+    for part in padding_of(physical, blocking, size):
+        part.zero_()
+    return physical
+
+
+def operand(x: object, blocking: Blocking, size: torch.Size) -> object:
+    """An argument of a pointwise operator, laid out to broadcast against the physical tensor of `size` and `blocking`.
+
+    Scalars and tensors of no dims pass. Along a blocked axis a tensor of one element broadcasts over the outer dim and
+    the inner blocks; any other is brought to the blocking.
+    """
+    if not isinstance(x, Tensor) or x.dim() == 0:
+        return x
+    blocked = isinstance(x, BlockedTensor)
+    if blocked and x._blocking == blocking and x.shape == size:
+        return x._physical
+    ndim = len(size)
+    axes = [a - (ndim - x.dim()) for a in blocking.axes]  # of x; negative where it has no such dim
+    kept = [a for a in axes if a >= 0 and x.size(a) != 1]
+    shift = ndim - x.dim()
+    own = Blocking(tuple((a - shift, b) for a, b in blocking if a - shift in kept))
+    if own:
+        physical = reorder.to_blocking(x, own)
+    else:
+        physical = reorder.to_plain(x)
+    # Leading dims of one, and inner blocks of one for the axes that broadcast.
+    shape = [1] * shift + list(physical.shape[: x.dim()])
+    inner = iter(physical.shape[x.dim() :])
+    shape += [next(inner) if a - shift in kept else 1 for a, _ in blocking]
+    return physical.reshape(shape)
+
+
+def lead(args: tuple) -> BlockedTensor:
+    """The argument whose blocking the answer takes: the first blocked one of the highest rank."""
+    best = None
+    for x in args:
+        if isinstance(x, BlockedTensor) and (best is None or x.dim() > best.dim()):
+            best = x
+    return best
+
+
+def shifted(blocking: Blocking, mapping: dict[int, int]) -> Blocking:
+    """The blocking with its axes renumbered."""
+    return Blocking(tuple((mapping[axis], block) for axis, block in blocking))

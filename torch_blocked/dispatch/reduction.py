@@ -1,0 +1,31 @@
+"""Reductions over axes that are not blocked: the same reduction of the physical tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from torch_blocked.dispatch.fallback import fallback
+from torch_blocked.dispatch.physical import clear_padding, shifted
+from torch_blocked.dispatch.registry import register
+from torch_blocked.dispatch.shape import as_plain
+from torch_blocked.tensor import BlockedTensor
+
+aten = torch.ops.aten
+
+
+@register(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default)
+def reduce(
+    func: OpOverload, x: BlockedTensor, dim: list[int] | None = None, keepdim: bool = False, **kwargs: object
+) -> Tensor:
+    """Over H, W, N: blocked, without the reduced axes if not kept; of two axes or fewer plain, for what follows."""
+    dims = [d % x.dim() for d in dim] if dim else []
+    if not dims or len(set(dims)) != len(dims) or not x.numel() or any(d in x._blocking.axes for d in dims):
+        return fallback(func, x, dim, keepdim, **kwargs)
+    physical = func(x._physical, dims, keepdim, **kwargs)
+    kept = [d for d in range(x.dim()) if keepdim or d not in dims]
+    size = tuple(1 if d in dims else x.size(d) for d in kept)
+    blocking = shifted(x._blocking, {d: i for i, d in enumerate(kept)})
+    y = BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
+    return y if len(size) > 2 else as_plain(y)

@@ -1,0 +1,52 @@
+"""The table of operators: aten overload -> handler.
+
+A handler is called as ``handler(func, *args, **kwargs)`` with the overload it stands for, below autograd, when at least
+one argument is a BlockedTensor; it returns what `func` would. An overload without an entry is decomposed if it is
+composite (`inference_mode` delivers those whole) and falls back to plain tensors otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch._ops import OpOverload
+
+Handler = Callable[..., object]
+
+HANDLERS: dict[OpOverload, Handler] = {}
+
+
+def register(*overloads: OpOverload) -> Callable[[Handler], Handler]:
+    """Makes the decorated function the handler of these overloads. ValueError if one has a handler."""
+
+    def add(handler: Handler) -> Handler:
+        for overload in overloads:
+            if overload in HANDLERS:
+                raise ValueError(f"{overload} has the handler {HANDLERS[overload].__name__} already")
+            HANDLERS[overload] = handler
+        return handler
+
+    return add
+
+
+def register_otherwise(handler: Handler) -> Handler:
+    """Makes the decorated function the handler of every overload that has none and is not composite."""
+    _otherwise.append(handler)
+    return handler
+
+
+def look_up(func: OpOverload) -> Handler:
+    """The handler of an overload; what becomes of an unknown one is decided once and remembered."""
+    handler = _resolved.get(func)
+    if handler is None:
+        handler = HANDLERS.get(func) or (_decompose if func._can_decompose() else _otherwise[0])
+        _resolved[func] = handler
+    return handler
+
+
+def _decompose(func: OpOverload, *args: object, **kwargs: object) -> object:
+    return func.decompose(*args, **kwargs)
+
+
+_resolved: dict[OpOverload, Handler] = {}
+_otherwise: list[Handler] = []

@@ -1,0 +1,269 @@
+"""The C++ operators' Python face: loading, shape-only kernels, autograd, the same in ATen operations.
+
+Both operators take and return physical tensors. A blocking is a flat list (axis, size, axis, size, ...), outermost
+inner block first; a plain tensor's is empty.
+
+``torch_blocked::reorder(src, size, src_blocking, dst_order, dst_blocking, dtype=None) -> dst``
+    Copies `src`, of logical size `size`, to another format: `dst_order` names the outer axes from outermost to
+    innermost in memory. dst is dense, its padding zero. Floating point to integer rounds to nearest even and saturates.
+
+``torch_blocked::convolution(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding, dilation,
+groups, block, scale=None, shift=None, residual=None, activation="none") -> dst``
+    2-D convolution, float32. src is plain (n, ic, ih, iw) or blocked; weight plain or blocked, of logical size
+    (oc, ic / groups, kh, kw); dst is (n, ceil(oc / block), oh, ow, block). After the sum, in this order: + bias, *
+    scale + shift (a value a channel), + residual (laid out as dst), activation ("none", "relu", "relu6").
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_blocked.memory_desc import Blocking
+
+torch.ops.load_library(next(Path(__file__).parent.glob("_C*")))
+ops = torch.ops.torch_blocked
+
+reorder_op = ops.reorder.default
+convolution_op = ops.convolution.default
+batch_norm_op = ops.batch_norm.default
+
+
+def isa() -> str:
+    """The kernels' instruction set on this CPU: "avx512", "avx2" or "default"; ATEN_CPU_CAPABILITY lowers it."""
+    return ops.isa()
+
+
+def isa_block() -> int:
+    """Channels in one block of the fastest format: 16 on AVX-512, 8 elsewhere."""
+    return _isa_block
+
+
+def set_isa(name: str) -> None:
+    """Lowers the kernels' instruction set to "avx2" or "default", or back; never above what the CPU has."""
+    global _isa_block
+    ops.set_isa(name)
+    _isa_block = ops.isa_block()
+
+
+_isa_block: int = ops.isa_block()  # a plain number, so that torch.compile can trace what reads it
+
+
+def kernel_blocks() -> tuple[int, ...]:
+    """The block sizes that this CPU's convolution kernels take, the fastest first."""
+    return (16, 8) if isa_block() == 16 else (8,)
+
+
+def empty_cache() -> None:
+    """Gives the memory that freed outputs left in the pool (at most 1 GiB) back to the system."""
+    ops.empty_cache()
+
+
+def cached_bytes() -> int:
+    """Bytes of freed outputs that the pool holds for reuse."""
+    return ops.cached_bytes()
+
+
+def guard_outputs(on: bool) -> int:
+    """For tests: outputs made while on lie, NaN-filled, between guard bytes.
+
+    Returns how many outputs freed since the last call had their guard bytes overwritten.
+    """
+    return ops.guard_outputs(on)
+
+
+# ---- The same in ATen operations: other devices, tracing, the derivative of the convolution
+
+
+def _pairs(blocking: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(blocking[::2], blocking[1::2], strict=True))
+
+
+def blocked_to_plain(src: Tensor, size: Sequence[int], blocking: Sequence[int]) -> Tensor:
+    """The logical tensor of a physical one: each axis' blocks beside it, merged, the padding cut off."""
+    pairs, ndim = _pairs(blocking), len(size)
+    axes = [[d] + [ndim + i for i, (axis, _) in enumerate(pairs) if axis == d] for d in range(ndim)]
+    src = src.permute([p for group in axes for p in group])
+    for d, group in enumerate(axes):
+        if len(group) > 1:
+            src = src.flatten(d, d + len(group) - 1).narrow(d, 0, size[d])
+    return src
+
+
+def plain_to_blocked(src: Tensor, order: Sequence[int], blocking: Sequence[int]) -> Tensor:
+    """The physical tensor of a logical one: padded with zeros, split into blocks, dense in the order `order`."""
+    blocking, ndim = Blocking(_pairs(blocking)), src.dim()
+    outer = blocking.outer(tuple(src.shape))
+    blocks = [[i for i, axis in enumerate(blocking.inner_idxs) if axis == d] for d in range(ndim)]
+    if blocking:
+        tail = [padded - n for padded, n in zip(blocking.padded(tuple(src.shape)), src.shape, strict=True)]
+        src = F.pad(src, [side for n in reversed(tail) for side in (0, n)])
+        src = src.reshape([n for d in range(ndim) for n in (outer[d], *(blocking.inner_blks[i] for i in blocks[d]))])
+    # Where the outer dim of each axis, and each inner block, has come to lie.
+    starts = [d + sum(map(len, blocks[:d])) for d in range(ndim)]
+    inner = [starts[axis] + 1 + blocks[axis].index(i) for i, axis in enumerate(blocking.inner_idxs)]
+    src = src.permute([*(starts[d] for d in order), *inner]).clone(memory_format=torch.contiguous_format)
+    return src.permute([*(list(order).index(d) for d in range(ndim)), *range(ndim, ndim + len(inner))])
+
+
+def convert(src: Tensor, dtype: torch.dtype) -> Tensor:
+    """`src` in another dtype by oneDNN's rule: floating point to integer rounds to nearest even and saturates."""
+    if not src.is_floating_point() or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return src.to(dtype)
+    info, exact = torch.iinfo(dtype), src.double().nan_to_num(0.0).round()
+    if info.bits < 64:
+        return exact.clamp(info.min, info.max).to(dtype)
+    bound = float(2 ** (info.bits - (info.min < 0)))
+    over = exact >= bound
+    inside = torch.where(over, 0.0, exact.clamp_min(float(info.min))).to(dtype).view(torch.int64)
+    largest = info.max if info.min < 0 else -1  # -1 has the bits of 2**64 - 1
+    return torch.where(over, largest, inside).view(dtype)
+
+
+def reorder_aten(
+    src: Tensor,
+    size: Sequence[int],
+    src_blocking: Sequence[int],
+    dst_order: Sequence[int],
+    dst_blocking: Sequence[int],
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`reorder` in ATen operations: any device, any dtype, traceable, differentiable."""
+    plain = blocked_to_plain(src, size, src_blocking)
+    if dtype is not None and dtype != src.dtype:
+        plain = convert(plain, dtype)
+    return plain_to_blocked(plain, dst_order, dst_blocking)
+
+
+_ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "relu6": F.relu6}
+
+
+def convolution_aten(
+    src: Tensor,
+    src_blocking: Sequence[int],
+    weight: Tensor,
+    weight_size: Sequence[int],
+    weight_blocking: Sequence[int],
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    block: int,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """`convolution` in ATen operations: any device, differentiable."""
+    size = (src.size(0), weight_size[1] * groups, src.size(2), src.size(3))
+    x = blocked_to_plain(src, size, src_blocking)
+    y = F.conv2d(x, blocked_to_plain(weight, weight_size, weight_blocking), bias, stride, padding, dilation, groups)
+    if scale is not None:
+        y = y * scale.view(-1, 1, 1)
+    if shift is not None:
+        y = y + shift.view(-1, 1, 1)
+    if residual is not None:
+        y = y + blocked_to_plain(residual, y.shape, (1, block))
+    return plain_to_blocked(_ACTIVATIONS[activation](y), (0, 1, 2, 3), (1, block))
+
+
+def batch_norm_aten(
+    src: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
+    """`batch_norm` in ATen operations: any device, any floating dtype, differentiable."""
+    block = src.size(-1)
+    scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
+    shift = -mean * scale if bias is None else bias - mean * scale
+    shape = [-1, *[1] * (src.dim() - 3), block]
+    tail = [0, -mean.size(0) % block]
+    return src * F.pad(scale, tail).view(shape) + F.pad(shift, tail).view(shape)
+
+
+# ---- Shape-only kernels
+
+
+@torch.library.register_fake("torch_blocked::reorder")
+def _reorder_fake(
+    src: Tensor,
+    size: Sequence[int],
+    src_blocking: Sequence[int],
+    dst_order: Sequence[int],
+    dst_blocking: Sequence[int],
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    blocking = Blocking(_pairs(dst_blocking))
+    outer, ndim = blocking.outer(tuple(size)), len(size)
+    back = [list(dst_order).index(d) for d in range(ndim)] + [ndim + i for i in range(len(blocking))]
+    shape = [outer[d] for d in dst_order] + list(blocking.inner_blks)
+    return src.new_empty(shape, dtype=dtype or src.dtype).permute(back)
+
+
+@torch.library.register_fake("torch_blocked::convolution")
+def _convolution_fake(
+    src: Tensor,
+    src_blocking: Sequence[int],
+    weight: Tensor,
+    weight_size: Sequence[int],
+    weight_blocking: Sequence[int],
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    block: int,
+    *post_ops: Tensor | str | None,
+    **_: Tensor | str | None,
+) -> Tensor:
+    spatial = [
+        (src.size(2 + i) + 2 * padding[i] - dilation[i] * (weight_size[2 + i] - 1) - 1) // stride[i] + 1 for i in (0, 1)
+    ]
+    return src.new_empty([src.size(0), -(-weight_size[0] // block), *spatial, block])
+
+
+@torch.library.register_fake("torch_blocked::batch_norm")
+def _batch_norm_fake(
+    src: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
+    return torch.empty_like(src, memory_format=torch.contiguous_format)
+
+
+# ---- Autograd: the vector-Jacobian product of the same in ATen operations
+
+
+def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
+        ctx.positions = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
+        ctx.save_for_backward(*(inputs[i] for i in ctx.positions))
+        ctx.others = [None if isinstance(a, Tensor) else a for a in inputs]
+
+    def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
+        inputs, grads = list(ctx.others), [None] * len(ctx.others)
+        wanted = [i for i in ctx.positions if ctx.needs_input_grad[i]]
+        for i, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
+            inputs[i] = tensor.detach().requires_grad_(i in wanted)
+        with torch.enable_grad():
+            dst = aten(*inputs)
+        for i, g in zip(wanted, torch.autograd.grad(dst, [inputs[i] for i in wanted], grad), strict=True):
+            grads[i] = g
+        return tuple(grads)
+
+    torch.library.register_autograd(f"torch_blocked::{name}", backward, setup_context=setup_context)
+
+
+_register_vjp("reorder", reorder_aten)
+_register_vjp("convolution", convolution_aten)
+_register_vjp("batch_norm", batch_norm_aten)
+
+
+def outer_order(strides: Sequence[int], shape: Sequence[int], ndim: int) -> tuple[int, ...]:
+    """The first `ndim` axes from outermost to innermost in memory; the logical order wherever the strides allow it."""
+    told = [strides[d] for d in range(ndim) if shape[d] != 1]
+    if all(a >= b for a, b in itertools.pairwise(told)):
+        return tuple(range(ndim))
+    return tuple(sorted(range(ndim), key=lambda d: -strides[d]))

@@ -1,0 +1,233 @@
+"""Reorders: plain ↔ blocked ↔ blocked, differentiable both ways, and what `.to(fmt)` does.
+
+Here a reorder is counted and its implementation chosen: the C++ operator on an eager CPU tensor, ATen operations on
+other devices and under tracing (library.py has both).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torch_blocked import counting, library
+from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
+from torch_blocked.memory_desc import Blocking
+from torch_blocked.tensor import (
+    BlockedTensor,
+    check_blocked_format,
+    check_tensor,
+    inner_is_dense,
+    lies_in_order,
+    merge_axes,
+    split_axes,
+)
+
+_EAGER = (Tensor, torch.nn.Parameter)
+
+
+def reorder_physical(
+    src: Tensor, size: torch.Size, src_blocking: Blocking, order: tuple[int, ...], blocking: Blocking
+) -> Tensor:
+    """The physical tensor of another format of the same logical tensor; always a copy, never differentiable."""
+    if type(src) in _EAGER and src.device.type == "cpu" and not src.is_quantized:
+        dst = library.reorder_op(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
+    else:
+        dst = library.reorder_aten(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
+    counting.record_reorder(src_blocking, blocking, src, dst)
+    return dst
+
+
+def to_plain(x: Tensor, order: tuple[int, ...] | None = None) -> Tensor:
+    """The plain tensor of a blocked one, strides in `order` (row-major if None), below autograd; plain ones pass."""
+    if not isinstance(x, BlockedTensor):
+        return x
+    return reorder_physical(x._physical, x.shape, x._blocking, order or tuple(range(x.dim())), _PLAIN)
+
+
+def to_format(x: Tensor, fmt: Format) -> Tensor:
+    """`x` in a format, a copy unless it is in it already, below autograd."""
+    if is_in_format(x, fmt):
+        return x
+    return copy_to_format(x, fmt)
+
+
+def copy_to_format(x: Tensor, fmt: Format) -> Tensor:
+    """A copy of `x` in a format, below autograd."""
+    if isinstance(x, BlockedTensor):
+        physical = reorder_physical(x._physical, x.shape, x._blocking, fmt.order, fmt.blocking)
+    else:
+        physical = reorder_physical(x.detach(), x.shape, _PLAIN, fmt.order, fmt.blocking)
+    return BlockedTensor(physical, fmt.blocking, x.shape) if fmt.blocking else physical
+
+
+def to_blocking(x: Tensor, blocking: Blocking) -> Tensor:
+    """The physical tensor of `x` with this blocking, whatever the order of its outer axes, below autograd."""
+    if isinstance(x, BlockedTensor):
+        if x._blocking == blocking:
+            return x._physical
+        return reorder_physical(x._physical, x.shape, x._blocking, tuple(range(x.dim())), blocking)
+    return reorder_physical(x, x.shape, _PLAIN, tuple(range(x.dim())), blocking)
+
+
+def is_in_format(x: Tensor, fmt: Format) -> bool:
+    """Whether the bytes of `x` lie as the format says: dense, in its order, with its blocks."""
+    blocked = isinstance(x, BlockedTensor)
+    physical = x._physical if blocked else x
+    if (x._blocking if blocked else _PLAIN) != fmt.blocking:
+        return False
+    expected = fmt.blocking.inner_numel
+    for d in reversed(fmt.order):
+        if physical.size(d) != 1 and physical.stride(d) != expected:
+            return False
+        expected *= physical.size(d)
+    return True
+
+
+_PLAIN = Blocking()
+
+
+# ---- Autograd
+
+
+class ToFormat(torch.autograd.Function):
+    """A copy in another format; the gradient comes back as it arrives, plain for a plain input."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, fmt: Format) -> Tensor:  # noqa: ANN001
+        ctx.was_blocked = isinstance(x, BlockedTensor)
+        return copy_to_format(x, fmt)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
+        return (grad if ctx.was_blocked else to_dense(grad)), None
+
+
+class ViewBlocked(torch.autograd.Function):
+    """`view_blocked`: the same bytes under a blocking."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, blocking: Blocking) -> Tensor:  # noqa: ANN001
+        return BlockedTensor(split_axes(x.detach(), blocking), blocking, x.shape)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
+        return to_dense(grad), None
+
+
+class ViewStrided(torch.autograd.Function):
+    """`view_strided`: the same bytes without a blocking."""
+
+    @staticmethod
+    def forward(ctx, y: BlockedTensor) -> Tensor:  # noqa: ANN001
+        return merge_axes(y)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
+        return grad
+
+
+@torch._dynamo.allow_in_graph
+def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> Tensor:
+    """`ToFormat` with arguments that a graph can hold: torch.compile takes this call as it is, not what is inside."""
+    return ToFormat.apply(x, format_of(order, Blocking(blocks)))
+
+
+def convert_format(x: Tensor, fmt: FormatLike, copy: bool = False) -> Tensor:
+    """`x` in a format; `x` itself if it is in it and no copy is asked for. Differentiable.
+
+    Raises: ValueError for a format of another rank, RuntimeError for a layout that has no strides.
+    """
+    if x.layout != torch.strided:
+        raise RuntimeError(f"blocked formats hold dense tensors, got layout {x.layout}: call .to_dense() first")
+    resolved = fmt.resolve(x.shape)
+    if resolved is None:
+        return x.clone() if copy else x
+    if not copy and is_in_format(x, resolved):
+        return x
+    return _reorder_to(x, resolved.order, tuple(resolved.blocking))
+
+
+def to_dense(y: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    """The plain tensor of a blocked one, straight to a memory format's strides. Differentiable; plain ones pass."""
+    if not isinstance(y, BlockedTensor):
+        return y
+    return ToFormat.apply(y, plain_format(y.dim(), memory_format))
+
+
+def view_blocked(x: Tensor, fmt: Format) -> BlockedTensor:
+    """`x` as a blocked tensor on the same memory, without a copy, where the bytes already lie so.
+
+    They do where each blocked axis is a multiple of its block and lies innermost: NHWC of one block of channels as
+    nChw16c, N×C×1×1 as nChw16c.
+
+    Raises: ValueError where a copy would be needed: ``x.to(fmt)`` makes it.
+    """
+    check_tensor("view_blocked", x)
+    if isinstance(x, BlockedTensor):
+        raise TypeError("view_blocked takes a plain tensor, got a BlockedTensor: use x.to(fmt)")
+    fmt = check_blocked_format("view_blocked", fmt, x.dim())
+    fmt.resolve(x.shape)
+    physical = split_axes(x.detach(), fmt.blocking)
+    if physical is None or not (lies_in_order(physical, fmt.order) and inner_is_dense(physical, fmt.blocking)):
+        raise ValueError(
+            f"view_blocked: size {tuple(x.shape)} with strides {x.stride()} does not lie in memory as {fmt.tag}; "
+            "x.to(fmt) copies"
+        )
+    return ViewBlocked.apply(x, fmt.blocking)
+
+
+def view_strided(y: BlockedTensor) -> Tensor:
+    """`y` as an ordinary strided tensor on the same memory, without a copy, where one set of strides can say it.
+
+    Raises: ValueError where a copy would be needed: ``y.to_dense()`` makes it.
+    """
+    check_tensor("view_strided", y)
+    if not isinstance(y, BlockedTensor):
+        return y
+    if merge_axes(y) is None:
+        raise ValueError(f"view_strided: {y.format.tag} of size {tuple(y.shape)} has no strides; y.to_dense() copies")
+    return ViewStrided.apply(y)
+
+
+# ---- What PyTorch's functions do with a format
+
+
+def _tensor_to(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """x.to(fmt), x.to(dtype, fmt), x.to(device, dtype, non_blocking, copy, memory_format=fmt) ..."""
+    x, *others = args
+    copy = kwargs.pop("copy", False)
+    if any(a is not None for a in (*others, *kwargs.values())):
+        x = x.to(*others, **kwargs)
+    return convert_format(x, fmt, copy and x is args[0])
+
+
+def _module_to(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> tuple:
+    """module.to(..., fmt): as for channels_last, (device, dtype, non_blocking, memory format)."""
+    device, dtype, non_blocking, _ = func(*args, **kwargs) if args or kwargs else (None, None, False, None)
+    return device, dtype, non_blocking, fmt.for_module()
+
+
+def _contiguous(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    return convert_format(args[0], fmt)
+
+
+def _is_contiguous(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> bool:
+    resolved = fmt.resolve(args[0].shape)
+    return resolved is not None and is_in_format(args[0], resolved)
+
+
+def _clone(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    return convert_format(args[0], fmt, copy=True)
+
+
+def _factory(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> Tensor:
+    """torch.empty(..., memory_format=fmt) and kin. The padding is zero, so `empty` is written once."""
+    return convert_format(func(*args, **kwargs), fmt)
+
+
+METHODS.update({"to": _tensor_to, "_parse_to": _module_to, "clone": _clone})
+METHODS.update({"contiguous": _contiguous, "is_contiguous": _is_contiguous})
+METHODS.update(dict.fromkeys(("empty", "empty_like", "zeros_like", "ones_like", "full_like"), _factory))
+METHODS.update(dict.fromkeys(("rand_like", "randn_like", "randint_like"), _factory))

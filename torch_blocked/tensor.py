@@ -1,0 +1,288 @@
+"""`BlockedTensor`: construction, views of plain memory, flattening for torch.compile, and the look-up of operators.
+
+No operator lives here: see dispatch/.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from torch_blocked import library
+from torch_blocked.dispatch import registry
+from torch_blocked.formats import Format, FormatLike, format_of, plain_format
+from torch_blocked.memory_desc import Blocking, MemoryDesc
+
+
+class BlockedTensor(Tensor):
+    """A tensor whose memory is blocked; to PyTorch an ordinary tensor of the logical size.
+
+    Made by ``x.to(fmt)``, `from_physical` or `view_blocked`, never plain: a format without inner blocks is an ordinary
+    `torch.Tensor` with its strides. `stride()` reports row-major strides of the logical size; the bytes' own are in
+    `memory_desc`.
+
+    Attributes:
+        physical: the strided tensor that holds the bytes, shape ``blocking.physical_shape(size)``. Never requires grad.
+        blocking: the inner blocks, a tuple of (axis, size).
+    """
+
+    _physical: Tensor
+    _blocking: Blocking
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(
+        cls: type, physical: Tensor, blocking: Blocking, size: torch.Size, requires_grad: bool = False
+    ) -> BlockedTensor:
+        self = Tensor._make_wrapper_subclass(
+            cls, size, dtype=physical.dtype, device=physical.device, requires_grad=requires_grad
+        )
+        self._physical, self._blocking = physical, blocking
+        return self
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # noqa: ANN001
+        return registry.look_up(func)(func, *args, **(kwargs or {}))
+
+    # ---- what it is
+
+    @property
+    def physical(self) -> Tensor:
+        """The strided tensor of the bytes: the outer axes in logical order, then the inner blocks. Shares memory."""
+        return self._physical
+
+    @property
+    def blocking(self) -> Blocking:
+        """The inner blocks, (axis, size) pairs, outermost first."""
+        return self._blocking
+
+    @property
+    def format(self) -> Format:
+        """The format: the order of the outer axes in memory (read off the strides) and the inner blocks."""
+        order = library.outer_order(self._physical.stride(), self._physical.shape, self.dim())
+        return format_of(order, self._blocking)
+
+    @property
+    def memory_desc(self) -> MemoryDesc:
+        """The memory descriptor: dims, padded dims, strides in elements, inner blocks, offset."""
+        physical = self._physical
+        return MemoryDesc.from_physical(
+            tuple(self.shape), self.dtype, self._blocking, physical.stride(), physical.storage_offset()
+        )
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        values = repr(self.detach().to_dense()).removeprefix("tensor(").removesuffix(")")
+        grad = f", grad_fn=<{self.grad_fn.name()}>" if self.grad_fn else ", requires_grad=True" * self.requires_grad
+        return (
+            f"BlockedTensor({values}, size={tuple(self.shape)}, format={self.format.tag}, "
+            f"padded_dims={self._blocking.padded(tuple(self.shape))}{grad})"
+        )
+
+    # ---- the way back: what PyTorch would answer from the reported strides
+
+    def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> Tensor:
+        """The plain, row-major tensor, always a copy. Differentiable."""
+        dense = self.to(plain_format(self.dim(), torch.contiguous_format))
+        return dense if dtype is None else dense.to(dtype)
+
+    def contiguous(self, memory_format: torch.memory_format | FormatLike = torch.contiguous_format) -> Tensor:
+        """The plain tensor, straight to the strides of `memory_format`; of a `Format`, the tensor in it."""
+        if memory_format == torch.preserve_format:
+            return self
+        is_format = isinstance(memory_format, FormatLike)
+        return self.to(memory_format if is_format else plain_format(self.dim(), memory_format))
+
+    @property
+    def data(self) -> Tensor:
+        """As `Tensor.data`. Assigning a plain tensor makes this object an ordinary tensor or parameter."""
+        return Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if isinstance(value, BlockedTensor):
+            Tensor.data.__set__(self, value)
+            self._physical, self._blocking = value._physical, value._blocking
+            return
+        # `.data =` changes no class: a plain value would be read as blocked. Swapping the objects does.
+        plain = value.detach()
+        if isinstance(self, torch.nn.Parameter):
+            plain = torch.nn.Parameter(plain, requires_grad=self.requires_grad)
+        torch.utils.swap_tensors(self, plain)
+
+    # ---- torch.compile
+
+    def __tensor_flatten__(self) -> tuple[list[str], Blocking]:
+        return ["_physical"], self._blocking
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict, blocking: Blocking, size: torch.Size, stride: tuple) -> BlockedTensor:
+        return BlockedTensor(inner["_physical"], blocking, size)
+
+    def __coerce_same_metadata_as_tangent__(self, blocking: Blocking, expected_type: type | None = None) -> Tensor:
+        if expected_type is Tensor:
+            return self.to_dense()
+        if blocking == self._blocking:
+            return self
+        return self.to(format_of(tuple(range(self.dim())), blocking))
+
+    def _stable_hash_for_caching(self) -> str:
+        return f"BlockedTensor{tuple(self._blocking)}"
+
+    # ---- pickling and copying
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        parameter = isinstance(self, torch.nn.Parameter)
+        state = (self._physical, tuple(self._blocking), tuple(self.shape), self.requires_grad, parameter)
+        return _rebuild, state
+
+    def __deepcopy__(self, memo: dict) -> BlockedTensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "only leaf tensors can be deep-copied, this one has a grad_fn; use .detach().clone() instead"
+            )
+        # `physical` through deepcopy, so that storages shared before are shared after.
+        physical = self._physical.__deepcopy__(memo)
+        copy = _rebuild(
+            physical, self._blocking, tuple(self.shape), self.requires_grad, isinstance(self, torch.nn.Parameter)
+        )
+        copy.grad = None if self.grad is None else self.grad.__deepcopy__(memo)
+        memo[id(self)] = copy
+        return copy
+
+
+def _rebuild(
+    physical: Tensor, blocking: tuple, size: tuple[int, ...], requires_grad: bool, parameter: bool
+) -> BlockedTensor:
+    result = BlockedTensor(physical, Blocking(blocking), torch.Size(size), requires_grad and not parameter)
+    return torch.nn.Parameter(result, requires_grad=requires_grad) if parameter else result
+
+
+torch.serialization.add_safe_globals([_rebuild])
+
+
+# ---- From the bytes; reorder.py has the views of plain tensors
+
+
+def check_tensor(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} takes a tensor, got {type(x).__name__}")
+
+
+def check_blocked_format(name: str, fmt: object, ndim: int) -> Format:
+    fmt = fmt.resolve(torch.Size([1] * ndim)) if isinstance(fmt, FormatLike) else fmt
+    if not isinstance(fmt, Format) or fmt.is_plain:
+        raise TypeError(f"{name} takes a blocked format such as torch_blocked.nChw16c, got {fmt!r}")
+    return fmt
+
+
+def lies_in_order(physical: Tensor, order: tuple[int, ...]) -> bool:
+    """Whether the outer axes lie in memory as `order` says; axes of one element lie anywhere."""
+    strides = [physical.stride(d) for d in order if physical.size(d) != 1]
+    return all(a >= b for a, b in itertools.pairwise(strides))
+
+
+def inner_is_dense(physical: Tensor, blocking: Blocking) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(physical.shape), reversed(physical.stride()[-len(blocking) :]), strict=False):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def from_physical(data: Tensor, size: tuple[int, ...], fmt: Format) -> BlockedTensor:
+    """The blocked tensor of logical size `size` and format `fmt` whose bytes are `data`, which it shares.
+
+    `data` has the shape ``fmt.blocking.physical_shape(size)``, the outer axes in logical order, with strides in the
+    format's order and zeros in its padding.
+
+    Raises: ValueError where shape, strides or padding are others; TypeError for a format without blocks.
+    """
+    check_tensor("from_physical", data)
+    if isinstance(data, BlockedTensor):
+        raise TypeError("from_physical takes the plain tensor of the bytes, got a BlockedTensor: pass its .physical")
+    if not isinstance(size, (tuple, list)) or not all(isinstance(n, int) and n >= 0 for n in size):
+        raise TypeError(f"from_physical: size is a tuple of ints that are not negative, got {size!r}")
+    fmt = check_blocked_format("from_physical", fmt, len(size))
+    if fmt.ndim != len(size):
+        raise ValueError(f"from_physical: format {fmt.tag} has {fmt.ndim} axes, size {tuple(size)} has {len(size)}")
+    size = torch.Size(size)
+    shape = fmt.blocking.physical_shape(tuple(size))
+    if tuple(data.shape) != shape:
+        raise ValueError(
+            f"from_physical: {fmt.tag} of size {tuple(size)} has the physical shape {shape}, got {tuple(data.shape)}"
+        )
+    if data.numel() and not (lies_in_order(data, fmt.order) and inner_is_dense(data, fmt.blocking)):
+        raise ValueError(
+            f"from_physical: strides {data.stride()} are not those of {fmt.tag}; "
+            "copy with x.to(fmt), or name the format whose order they have"
+        )
+    result = BlockedTensor(data.detach(), fmt.blocking, size)
+    dirty = sum(int(part.count_nonzero()) for part in padding_of(data.detach(), fmt.blocking, size))
+    if dirty:
+        raise ValueError(
+            f"from_physical: {dirty} elements of the padding of {fmt.tag}, size {tuple(size)}, are not zero; "
+            "build the tensor with x.to(fmt), or zero the padding first"
+        )
+    return result
+
+
+def padding_of(physical: Tensor, blocking: Blocking, size: torch.Size) -> list[Tensor]:
+    """Views that cover the padding of a physical tensor of logical size `size`.
+
+    The last block of an axis is cut at its size: all inner blocks beyond the cut are padding and, where the axis is
+    split again, so is the rest of the block that the cut lies in.
+    """
+    parts = []
+    for axis in blocking.axes:
+        below, rest = blocking.block(axis), size[axis] % blocking.block(axis)
+        if not rest:
+            continue
+        last = physical.select(axis, physical.size(axis) - 1)
+        for i in (i for i, a in enumerate(blocking.inner_idxs) if a == axis):
+            dim = len(size) - 1 + i  # one less: `axis` is gone
+            below //= blocking.inner_blks[i]
+            cut, rest = divmod(rest, below)
+            beyond = cut + (1 if rest else 0)
+            parts.append(last.narrow(dim, beyond, last.size(dim) - beyond))
+            if not rest:
+                break
+            last = last.narrow(dim, cut, 1)
+    return parts
+
+
+def split_axes(x: Tensor, blocking: Blocking) -> Tensor | None:
+    """The physical view of a plain tensor, each blocked axis split; None where a size is no multiple of its block."""
+    size = tuple(x.shape)
+    if blocking.padded(size) != size:
+        return None
+    ndim, stride = x.dim(), list(x.stride())
+    inner_stride = [0] * len(blocking)
+    for i in reversed(range(len(blocking))):
+        axis, block = blocking[i]
+        inner_stride[i] = stride[axis]
+        stride[axis] *= block
+    assert len(stride) == ndim
+    return x.as_strided(blocking.physical_shape(size), stride + inner_stride, x.storage_offset())
+
+
+def merge_axes(y: BlockedTensor) -> Tensor | None:
+    """The plain view of a blocked tensor's bytes; None where an axis' outer and inner parts do not merge."""
+    physical, ndim, size = y.physical, y.dim(), tuple(y.shape)
+    stride = []
+    for axis in range(ndim):
+        parts = [axis] + [ndim + i for i, a in enumerate(y.blocking.inner_idxs) if a == axis]
+        held = [p for p in parts if physical.size(p) > 1] or parts[-1:]
+        for outer, inner in itertools.pairwise(held):
+            if physical.stride(outer) != physical.size(inner) * physical.stride(inner):
+                return None
+        stride.append(physical.stride(held[-1]))
+    return physical.as_strided(size, stride, physical.storage_offset())
