@@ -87,6 +87,16 @@ int64_t guard_outputs(bool on) {
 
 // ---- descriptors
 
+// So that no product of block sizes overflows.
+void check_inner_numel(const char* name, const MemoryDesc& md) {
+  int64_t numel = 1;
+  for (int i = 0; i < md.inner_nblks; i++) {
+    numel *= md.inner_blks[i];
+    TORCH_CHECK_VALUE(numel <= (1 << 20), name, ": the inner blocks hold at most 2**20 elements, got blocks ",
+                      IntArrayRef(md.inner_blks, md.inner_nblks));
+  }
+}
+
 // The descriptor of a physical tensor; checks that its shape is what the logical size and the blocking give.
 MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, IntArrayRef blocking) {
   MemoryDesc md;
@@ -106,6 +116,7 @@ MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, 
     md.inner_idxs[i] = axis;
     md.inner_blks[i] = block;
   }
+  check_inner_numel(name, md);
   std::vector<int64_t> expected;
   for (int d = 0; d < md.ndims; d++) expected.push_back(md.outer(d));
   for (int i = 0; i < md.inner_nblks; i++) expected.push_back(md.inner_blks[i]);
@@ -136,6 +147,7 @@ Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, Int
     md.inner_idxs[i] = axis;
     md.inner_blks[i] = block;
   }
+  check_inner_numel(name, md);
   std::vector<int64_t> in_memory, back(size.size(), -1);
   TORCH_CHECK_VALUE(order.size() == size.size(), name, ": order ", order, " names each of ", size.size(), " axes once");
   for (const int64_t axis : order) {
@@ -210,14 +222,16 @@ void check_pair(const char* name, IntArrayRef values, int64_t least) {
       "convolution: ", name, " is two numbers of at least ", least, ", got ", values);
 }
 
-const float* channel_vector(const char* name, const std::optional<Tensor>& tensor, int64_t oc) {
-  if (!tensor.has_value() || !tensor->defined()) return nullptr;
-  TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == oc, name, " has one value a channel, [", oc,
+// A vector of one value a channel, dense; an undefined tensor where it is absent.
+Tensor channel_vector(const char* name, const std::optional<Tensor>& tensor, int64_t channels) {
+  if (!tensor.has_value() || !tensor->defined()) return {};
+  TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == channels, name, " has one value a channel, [", channels,
                     "], got shape ", tensor->sizes());
-  TORCH_CHECK_TYPE(tensor->scalar_type() == at::kFloat && tensor->is_contiguous(), name,
-                   " is a contiguous float32 vector, got ", tensor->scalar_type());
-  return tensor->const_data_ptr<float>();
+  TORCH_CHECK_TYPE(tensor->scalar_type() == at::kFloat, name, " is float32, got ", tensor->scalar_type());
+  return tensor->contiguous();
 }
+
+const float* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
 
 // Sizes, strides and paddings; everything that does not depend on the data.
 Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
@@ -263,9 +277,12 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
   const Activation& post = find_activation(activation);
   const int64_t dst_size[] = {c.n, c.oc, c.oh, c.ow};
   const int64_t dst_blocking[] = {1, block}, order[] = {0, 1, 2, 3};
-  c.post_ops.bias = channel_vector("convolution: bias", bias, c.oc);
-  c.post_ops.scale = channel_vector("convolution: scale", scale, c.oc);
-  c.post_ops.shift = channel_vector("convolution: shift", shift, c.oc);
+  const Tensor dense_bias = channel_vector("convolution: bias", bias, c.oc);
+  const Tensor dense_scale = channel_vector("convolution: scale", scale, c.oc);
+  const Tensor dense_shift = channel_vector("convolution: shift", shift, c.oc);
+  c.post_ops.bias = data_or_null(dense_bias);
+  c.post_ops.scale = data_or_null(dense_scale);
+  c.post_ops.shift = data_or_null(dense_shift);
   c.post_ops.clamp = post.clamp, c.post_ops.lower = post.lower, c.post_ops.upper = post.upper;
   Tensor dst = empty_physical("convolution: dst", dst_size, order, dst_blocking, at::kFloat);
   c.dst_md = describe("convolution: dst", dst, dst_size, dst_blocking);
@@ -298,12 +315,15 @@ Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, co
                     " channels in blocks of ", block, " are not the ", src.size(1), " blocks of src");
   TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat, "batch_norm: float32 only, got src ", src.scalar_type());
   const Tensor dense = src.contiguous();
+  const Tensor dense_weight = channel_vector("batch_norm: weight", weight, channels);
+  const Tensor dense_bias = channel_vector("batch_norm: bias", bias, channels);
+  const Tensor dense_mean = channel_vector("batch_norm: mean", mean, channels);
+  const Tensor dense_var = channel_vector("batch_norm: var", var, channels);
   Tensor dst = empty_pooled(dense.sizes(), at::kFloat);
   if (dst.numel() == 0) return dst;
   batch_norm({dense.size(0), channels, dense.numel() / (dense.size(0) * dense.size(1) * block), block,
-              dense.const_data_ptr<float>(), channel_vector("batch_norm: weight", weight, channels),
-              channel_vector("batch_norm: bias", bias, channels), channel_vector("batch_norm: mean", mean, channels),
-              channel_vector("batch_norm: var", var, channels), eps, dst.mutable_data_ptr<float>(), num_threads()});
+              dense.const_data_ptr<float>(), data_or_null(dense_weight), data_or_null(dense_bias),
+              data_or_null(dense_mean), data_or_null(dense_var), eps, dst.mutable_data_ptr<float>(), num_threads()});
   return dst;
 }
 

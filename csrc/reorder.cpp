@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,9 @@
 //   transpose   the columns lie side by side in src, the rows in dst (nchw -> nChw16c -> nchw, oihw -> OIhw16i16o)
 //   reference   any two axes: element by element
 // The loops run over dst's padded dims; what lies past the logical dims is cleared on the way.
+//
+// The offsets of an unblocked axis, and of every part of a blocked one, are multiples of a stride. So an axis with no
+// padding is taken apart where its blocks begin, and what is then dense on both sides becomes one axis.
 
 namespace torch_blocked {
 namespace {
@@ -36,13 +40,13 @@ struct Offsets {
 
 enum class Role { Loop, Rows, Cols };
 
-// A logical axis, or several that lie in memory as one.
+// A logical axis, a part of one, or several as one.
 struct Axis {
   int64_t dim = 1, padded = 1;  // padded as in dst
   Offsets src, dst;
   Role role = Role::Loop;
-  int64_t step = 1;                  // indices of one tile
-  int64_t src_run = 1, dst_run = 1;  // indices of a tile that are known to lie side by side, in groups of this size
+  int64_t step = 1;                                 // indices of one tile
+  bool src_adjacent = false, dst_adjacent = false;  // a tile's are known to lie side by side: they need no table
 
   int64_t steps() const { return (padded + step - 1) / step; }
 };
@@ -60,8 +64,7 @@ struct Plan {
 // Some successive indices of an axis.
 struct Span {
   int64_t size, padded_size;  // within the logical dim and within dst's padded one
-  const int64_t *src, *dst;   // the offset of each src_run or dst_run of them from the first
-  int64_t src_run, dst_run;
+  const int64_t *src, *dst;   // the offset of each from the first, unless they are adjacent
 };
 
 struct Tile {
@@ -102,22 +105,58 @@ Offsets axis_offsets(const MemoryDesc& md, int axis, int64_t element_size) {
   return offsets;
 }
 
+// Adds the axis of one logical dim, or where it has no padding its parts between the borders of its inner blocks.
+void add_axes(std::vector<Axis>& axes, const MemoryDesc& src_md, const MemoryDesc& dst_md, int d,
+              int64_t element_size) {
+  const Axis axis{src_md.dims[d], dst_md.padded(d), axis_offsets(src_md, d, element_size),
+                  axis_offsets(dst_md, d, element_size)};
+  std::vector<int64_t> borders = {1, axis.dim};
+  const auto add_borders = [&](const MemoryDesc& md, const Offsets& offsets) {
+    int64_t border = 1;
+    for (int i = md.inner_nblks - 1; i >= 0 && !offsets.affine(); i--)
+      if (md.inner_idxs[i] == d) borders.push_back(border *= md.inner_blks[i]);
+  };
+  add_borders(src_md, axis.src);
+  add_borders(dst_md, axis.dst);
+  std::sort(borders.begin(), borders.end());
+  bool even = axis.dim == axis.padded && borders.back() == axis.dim;
+  for (size_t i = 1; i < borders.size(); i++) even = even && borders[i] % borders[i - 1] == 0;
+  if (!even) return axes.push_back(axis);
+  for (size_t i = 1; i < borders.size(); i++) {
+    const int64_t begin = borders[i - 1], dim = borders[i] / begin;
+    if (dim > 1) axes.push_back({dim, dim, {axis.src.at(begin), {}}, {axis.dst.at(begin), {}}});
+  }
+}
+
 bool dense(const Offsets& outer, const Offsets& inner, int64_t inner_dim) {
   return outer.affine() && inner.affine() && outer.stride == inner_dim * inner.stride;
 }
 
-// Replaces one pair of axes that are one axis on both sides, if there is any.
-bool merge_dense_pair(std::vector<Axis>& axes) {
+Offsets join(const Offsets& outer, const Offsets& inner, int64_t inner_dim) {
+  if (dense(outer, inner, inner_dim)) return inner;
+  Offsets joined{outer.stride, {}};
+  joined.inner.reserve(outer.period() * inner_dim);
+  for (int64_t i = 0; i < outer.period(); i++)
+    for (int64_t j = 0; j < inner_dim; j++) joined.inner.push_back(outer.at(i) + inner.at(j));
+  return joined;
+}
+
+// Makes `inner` the faster part of one axis of two.
+void join(std::vector<Axis>& axes, Axis& outer, Axis& inner) {
+  inner.src = join(outer.src, inner.src, inner.dim);
+  inner.dst = join(outer.dst, inner.dst, inner.dim);
+  inner.padded = outer.padded * inner.dim;
+  inner.dim = outer.dim * inner.dim;
+  axes.erase(axes.begin() + (&outer - axes.data()));
+}
+
+// Joins one pair of axes that are one on both sides, if there is any.
+bool join_dense_pair(std::vector<Axis>& axes) {
   for (Axis& outer : axes)
-    for (auto inner = axes.begin(); inner != axes.end(); ++inner) {
-      const int64_t dim = inner->dim;
-      if (&outer == &*inner || dim != inner->padded) continue;
-      if (!dense(outer.src, inner->src, dim) || !dense(outer.dst, inner->dst, dim)) continue;
-      outer.dim *= dim;
-      outer.padded *= dim;
-      outer.src = inner->src;
-      outer.dst = inner->dst;
-      axes.erase(inner);
+    for (Axis& inner : axes) {
+      if (&outer == &inner || inner.dim != inner.padded) continue;
+      if (!dense(outer.src, inner.src, inner.dim) || !dense(outer.dst, inner.dst, inner.dim)) continue;
+      join(axes, outer, inner);
       return true;
     }
   return false;
@@ -125,12 +164,9 @@ bool merge_dense_pair(std::vector<Axis>& axes) {
 
 Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
   Plan plan{element_size, {}};
-  for (int d = 0; d < src_md.ndims; d++) {
-    Axis axis{src_md.dims[d], dst_md.padded(d), axis_offsets(src_md, d, element_size),
-              axis_offsets(dst_md, d, element_size)};
-    if (axis.padded > 1) plan.axes.push_back(axis);
-  }
-  while (merge_dense_pair(plan.axes)) {
+  for (int d = 0; d < src_md.ndims; d++)
+    if (dst_md.padded(d) > 1) add_axes(plan.axes, src_md, dst_md, d, element_size);
+  while (join_dense_pair(plan.axes)) {
   }
   while (plan.axes.size() < 2) plan.axes.push_back(Axis());  // a tile has two axes
   return plan;
@@ -159,12 +195,26 @@ int64_t distance(const Axis& axis) {
   return src == 0 ? dst : std::min(src, dst);
 }
 
-// The axis with no role yet whose neighbours are nearest.
+// The axis with no role yet whose neighbours are nearest, or null.
 Axis* nearest_axis(Plan& plan) {
   Axis* nearest = nullptr;
   for (Axis& axis : plan.axes)
     if (axis.role == Role::Loop && (nearest == nullptr || distance(axis) < distance(*nearest))) nearest = &axis;
   return nearest;
+}
+
+// Lengthens a short axis of the tile by loops while `choose` finds one, at the price of tables of offsets.
+template <class Choose>
+void lengthen(Plan& plan, Role role, const Choose& choose) {
+  constexpr int64_t enough = 256, longest_table = 4096;
+  while (true) {
+    Axis& axis = plan.axis(role);
+    if (axis.dim >= enough || axis.dim != axis.padded) return;
+    Axis* outer = choose(axis);
+    if (outer == nullptr) return;
+    if (axis.dim * std::max(outer->src.period(), outer->dst.period()) > longest_table) return;
+    join(plan.axes, *outer, axis);
+  }
 }
 
 // Cuts an axis into equal steps of at most `limit`. They begin with whole periods, so that one table of offsets serves
@@ -189,68 +239,57 @@ bool plan_copy(Plan& plan) {
   for (Axis& cols : plan.axes) {
     const int64_t run = std::gcd(run_length(cols.src, plan.element_size), run_length(cols.dst, plan.element_size));
     if (run == 1) continue;
-    cols.role = Role::Cols;
     if (run > 0)
-      cols.step = (512 + run - 1) / run * run;
+      cols.step = run;
     else
       set_even_steps(cols, tile_numel);
-    cols.src_run = cols.dst_run = run > 0 ? run : cols.step;
-    Axis& rows = *nearest_axis(plan);
-    rows.role = Role::Rows;
-    set_even_steps(rows, std::clamp<int64_t>(tile_numel / cols.step, 1, 64));
+    cols.src_adjacent = cols.dst_adjacent = true;
+    const int64_t rows = std::clamp<int64_t>(tile_numel / cols.step, 1, 256);
+    cols.role = Role::Cols;
+    nearest_axis(plan)->role = Role::Rows;
+    lengthen(plan, Role::Rows, [&](const Axis&) { return nearest_axis(plan); });
+    set_even_steps(plan.axis(Role::Rows), rows);
     order_loops(plan);
     return true;
   }
   return false;
 }
 
-// Lengthens a short axis by those that continue it on `side`, at the price of a table on the other side: the columns of
-// oihw -> OIhw16i16o are i * h * w and not h * w.
-void extend(Plan& plan, Role role, Offsets Axis::* side, Offsets Axis::* other) {
-  constexpr int64_t enough = 256, longest_table = 4096;
-  const auto continues = [&](const Axis& outer, const Axis& axis) {
-    return outer.role == Role::Loop && dense(outer.*side, axis.*side, axis.dim) && axis.dim == axis.padded &&
-           axis.dim < enough && axis.dim * (outer.*other).period() <= longest_table;
-  };
-  while (true) {
-    Axis& axis = plan.axis(role);
-    const auto outer =
-        std::find_if(plan.axes.begin(), plan.axes.end(), [&](const Axis& outer) { return continues(outer, axis); });
-    if (outer == plan.axes.end()) return;
-    const Offsets &outside = (*outer).*other, &inside = axis.*other;
-    Offsets joined{outside.stride, {}};
-    joined.inner.reserve(outside.period() * axis.dim);
-    for (int64_t i = 0; i < outside.period(); i++)
-      for (int64_t j = 0; j < axis.dim; j++) joined.inner.push_back(outside.at(i) + inside.at(j));
-    axis.*other = joined;
-    axis.padded = outer->padded * axis.dim;
-    axis.dim = outer->dim * axis.dim;
-    plan.axes.erase(outer);
-  }
+// Lengthens an axis by the loops that continue it on `side`: the columns of oihw -> OIhw16i16o are i * h * w, not h *
+// w.
+void extend(Plan& plan, Role role, Offsets Axis::* side) {
+  lengthen(plan, role, [&](const Axis& axis) {
+    const auto outer = std::find_if(plan.axes.begin(), plan.axes.end(), [&](const Axis& outer) {
+      return outer.role == Role::Loop && dense(outer.*side, axis.*side, axis.dim);
+    });
+    return outer == plan.axes.end() ? nullptr : &*outer;
+  });
 }
 
-// Sets the step of an axis in the direction of its run; `across` is the run of the tile's other axis.
+// A tile's axis that is adjacent on one side takes one run of it at a time, or so much that `across` indices of the
+// other axis make a tile.
 void set_run_step(Axis& axis, int64_t run, int64_t across) {
   if (run > 0)
     axis.step = run;
   else
-    set_even_steps(axis, across > 0 ? std::max<int64_t>(tile_numel / across, 16) : 64);
+    set_even_steps(axis, across < 64 ? tile_numel / across : 64);
 }
 
 bool plan_transpose(Plan& plan) {
-  Axis* rows = unit_axis(plan, &Axis::dst);
-  Axis* cols = unit_axis(plan, &Axis::src);
-  if (rows == nullptr || cols == nullptr || rows == cols) return false;
-  rows->role = Role::Rows;
-  cols->role = Role::Cols;
-  const int64_t row_run = run_length(rows->dst, plan.element_size);
-  const int64_t col_run = run_length(cols->src, plan.element_size);
-  extend(plan, Role::Rows, &Axis::dst, &Axis::src);
-  extend(plan, Role::Cols, &Axis::src, &Axis::dst);
-  set_run_step(plan.axis(Role::Rows), row_run, col_run);
-  set_run_step(plan.axis(Role::Cols), col_run, row_run);
-  plan.axis(Role::Rows).dst_run = plan.axis(Role::Rows).step;
-  plan.axis(Role::Cols).src_run = plan.axis(Role::Cols).step;
+  Axis* unit_in_dst = unit_axis(plan, &Axis::dst);
+  Axis* unit_in_src = unit_axis(plan, &Axis::src);
+  if (unit_in_dst == nullptr || unit_in_src == nullptr || unit_in_dst == unit_in_src) return false;
+  unit_in_dst->role = Role::Rows;
+  unit_in_src->role = Role::Cols;
+  if (unit_in_dst->dim < unit_in_src->dim) extend(plan, Role::Rows, &Axis::dst);
+  extend(plan, Role::Cols, &Axis::src);
+  extend(plan, Role::Rows, &Axis::dst);
+
+  Axis &rows = plan.axis(Role::Rows), &cols = plan.axis(Role::Cols);
+  const int64_t row_run = run_length(rows.dst, plan.element_size), col_run = run_length(cols.src, plan.element_size);
+  set_run_step(rows, row_run, col_run > 0 ? col_run : cols.padded);
+  set_run_step(cols, col_run, row_run > 0 ? row_run : rows.padded);
+  rows.dst_adjacent = cols.src_adjacent = true;
   order_loops(plan);
   return true;
 }
@@ -263,6 +302,7 @@ bool plan_reference(Plan& plan) {
   };
   std::min_element(plan.axes.begin(), plan.axes.end(), nearer(&Axis::dst))->role = Role::Cols;
   std::min_element(plan.axes.begin(), plan.axes.end(), nearer(&Axis::src))->role = Role::Rows;
+  lengthen(plan, Role::Rows, [&](const Axis&) { return nearest_axis(plan); });
   set_even_steps(plan.axis(Role::Rows), 64);
   set_even_steps(plan.axis(Role::Cols), 64);
   order_loops(plan);
@@ -271,23 +311,13 @@ bool plan_reference(Plan& plan) {
 
 // ---- the tiles
 
-// Few rows at a time, so that their cache lines do not push each other out before the next columns. Rows of padding are
-// a second call with nothing to read.
+// Rows or columns of padding are a second call with nothing to read.
 void run_copy(const Tile& tile, int64_t element_size, const ReorderKernels& kernels) {
   const auto& [src, dst, rows, cols] = tile;
-  const int64_t run = cols.dst_run;
-  for (int64_t r = 0; r < rows.padded_size; r += 16) {
-    const int64_t count = std::min<int64_t>(16, rows.padded_size - r);
-    const int64_t inside = std::clamp<int64_t>(rows.size - r, 0, count);
-    for (int64_t i = 0; i * run < cols.padded_size; i++) {
-      const int64_t size = std::clamp<int64_t>(cols.size - i * run, 0, run) * element_size;
-      const int64_t padded_size = std::min(cols.padded_size - i * run, run) * element_size;
-      char* to = dst + cols.dst[i];
-      if (inside > 0) kernels.copy_rows(src + cols.src[i], rows.src + r, to, rows.dst + r, inside, size, padded_size);
-      if (inside < count)
-        kernels.copy_rows(nullptr, nullptr, to, rows.dst + r + inside, count - inside, 0, padded_size);
-    }
-  }
+  const int64_t size = cols.size * element_size, padded_size = cols.padded_size * element_size;
+  if (rows.size > 0) kernels.copy_rows(src, rows.src, dst, rows.dst, rows.size, size, padded_size);
+  if (rows.size < rows.padded_size)
+    kernels.copy_rows(nullptr, nullptr, dst, rows.dst + rows.size, rows.padded_size - rows.size, 0, padded_size);
 }
 
 void run_transpose(const Tile& tile, int64_t element_size, const ReorderKernels& kernels) {
@@ -314,18 +344,12 @@ void run_elements(const Tile& tile) {
 }
 
 void run_reference(const Tile& tile, int64_t element_size, const ReorderKernels&) {
-  switch (element_size) {
-    case 1:
-      return run_elements<1>(tile);
-    case 2:
-      return run_elements<2>(tile);
-    case 4:
-      return run_elements<4>(tile);
-    case 8:
-      return run_elements<8>(tile);
-    default:
-      return run_elements<16>(tile);
-  }
+  const auto run = element_size == 1   ? run_elements<1>
+                   : element_size == 2 ? run_elements<2>
+                   : element_size == 4 ? run_elements<4>
+                   : element_size == 8 ? run_elements<8>
+                                       : run_elements<16>;
+  run(tile);
 }
 
 constexpr Implementation implementations[] = {
@@ -353,14 +377,9 @@ class SpanTable {
 
   Span get(int64_t begin) {
     const int64_t padded_size = std::min(axis_.step, axis_.padded - begin);
-    fill(axis_.src, axis_.src_run, begin, padded_size, src_);
-    fill(axis_.dst, axis_.dst_run, begin, padded_size, dst_);
-    return {std::min(axis_.dim - begin, padded_size),
-            padded_size,
-            src_.offsets.data(),
-            dst_.offsets.data(),
-            axis_.src_run,
-            axis_.dst_run};
+    if (!axis_.src_adjacent) fill(axis_.src, begin, padded_size, src_);
+    if (!axis_.dst_adjacent) fill(axis_.dst, begin, padded_size, dst_);
+    return {std::min(axis_.dim - begin, padded_size), padded_size, src_.offsets.data(), dst_.offsets.data()};
   }
 
  private:
@@ -369,20 +388,19 @@ class SpanTable {
     std::vector<int64_t> offsets;
   };
 
-  static void fill(const Offsets& offsets, int64_t run, int64_t begin, int64_t size, Table& table) {
+  static void fill(const Offsets& offsets, int64_t begin, int64_t size, Table& table) {
     const int64_t phase = offsets.affine() ? 0 : begin % offsets.period();
-    if (phase == table.phase && size <= int64_t(table.offsets.size()) * run) return;
+    if (phase == table.phase && size <= int64_t(table.offsets.size())) return;
     table.phase = phase;
-    table.offsets.resize((size + run - 1) / run);
+    table.offsets.resize(size);
     if (offsets.affine()) {
-      for (size_t i = 0; i < table.offsets.size(); i++) table.offsets[i] = i * run * offsets.stride;
+      for (int64_t i = 0; i < size; i++) table.offsets[i] = i * offsets.stride;
       return;
     }
     int64_t i = phase, base = -offsets.inner[phase];
     for (int64_t& offset : table.offsets) {
       offset = base + offsets.inner[i];
-      i += run;  // a run is part of a period
-      if (i == offsets.period()) i = 0, base += offsets.stride;
+      if (++i == offsets.period()) i = 0, base += offsets.stride;
     }
   }
 
@@ -394,7 +412,12 @@ class SpanTable {
 class TileLoop {
  public:
   TileLoop(const Plan& plan, const char* src, char* dst, int64_t first)
-      : axes_(plan.axes), src_(src), dst_(dst), rows_(plan.axis(Role::Rows)), cols_(plan.axis(Role::Cols)) {
+      : axes_(plan.axes),
+        src_(src),
+        dst_(dst),
+        rows_(plan.axis(Role::Rows)),
+        cols_(plan.axis(Role::Cols)),
+        places_(axes_.size()) {
     for (size_t a = axes_.size(); a-- > 0; first /= axes_[a].steps()) move(a, first % axes_[a].steps() * axes_[a].step);
   }
 
@@ -437,7 +460,7 @@ class TileLoop {
   const char* src_;
   char* dst_;
   SpanTable rows_, cols_;
-  Place places_[max_ndims];
+  std::vector<Place> places_;
 };
 
 bool has_elements(const MemoryDesc& md) {
@@ -449,6 +472,8 @@ bool has_elements(const MemoryDesc& md) {
 void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md, void* dst, int64_t element_size,
              int64_t nthreads) {
   if (!has_elements(dst_md)) return;
+  if (element_size < 1 || element_size > 16 || (element_size & (element_size - 1)) != 0)
+    throw std::invalid_argument("reorder: elements of 1, 2, 4, 8 or 16 bytes, got " + std::to_string(element_size));
   Plan plan;
   const Implementation& implementation = choose(src_md, dst_md, element_size, plan);
   const ReorderKernels& kernels = TORCH_BLOCKED_KERNELS(reorder_kernels, isa());

@@ -149,8 +149,9 @@ def format(tag: str) -> Format:
 
 
 @functools.lru_cache(maxsize=1024)
-def format_of(order: tuple[int, ...], blocking: Blocking) -> Format:
+def format_of(order: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> Format:
     """The format of an order and a blocking, named as weights where the first axis is blocked."""
+    blocking = Blocking(blocks)
     return Format(tag_name(order, blocking, "weights" if blocking.block(0) > 1 else "activation"), order, blocking)
 
 
@@ -189,6 +190,8 @@ def plain_format(ndim: int, memory_format: torch.memory_format | None) -> Format
         if ndim != expected:
             raise RuntimeError(f"required rank {expected} tensor to use {memory_format} format, got rank {ndim}")
         return format(tag)
+    if memory_format not in (None, torch.contiguous_format, torch.preserve_format):
+        raise TypeError(f"a memory format is a torch.memory_format or a format of torch_blocked, got {memory_format!r}")
     return Format("abcdefghijkl"[:ndim], tuple(range(ndim)), Blocking())
 
 

@@ -16,7 +16,6 @@ groups, block, scale=None, shift=None, residual=None, activation="none") -> dst`
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -245,11 +244,13 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
     def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
         inputs, grads = list(ctx.others), [None] * len(ctx.others)
         wanted = [i for i in ctx.positions if ctx.needs_input_grad[i]]
+        twice = torch.is_grad_enabled()  # the gradient is differentiated again
         for i, tensor in zip(ctx.positions, ctx.saved_tensors, strict=True):
-            inputs[i] = tensor.detach().requires_grad_(i in wanted)
+            inputs[i] = tensor if i not in wanted or twice else tensor.detach().requires_grad_()
         with torch.enable_grad():
             dst = aten(*inputs)
-        for i, g in zip(wanted, torch.autograd.grad(dst, [inputs[i] for i in wanted], grad), strict=True):
+        found = torch.autograd.grad(dst, [inputs[i] for i in wanted], grad, create_graph=twice)
+        for i, g in zip(wanted, found, strict=True):
             grads[i] = g
         return tuple(grads)
 
@@ -259,11 +260,3 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
 _register_vjp("reorder", reorder_aten)
 _register_vjp("convolution", convolution_aten)
 _register_vjp("batch_norm", batch_norm_aten)
-
-
-def outer_order(strides: Sequence[int], shape: Sequence[int], ndim: int) -> tuple[int, ...]:
-    """The first `ndim` axes from outermost to innermost in memory; the logical order wherever the strides allow it."""
-    told = [strides[d] for d in range(ndim) if shape[d] != 1]
-    if all(a >= b for a, b in itertools.pairwise(told)):
-        return tuple(range(ndim))
-    return tuple(sorted(range(ndim), key=lambda d: -strides[d]))

@@ -176,12 +176,12 @@ def _read_tag(tag: str) -> Tag:
     for size, letter in _PAIR.findall(inner):
         if letter not in axis_of:
             raise ValueError(f"inner block {size}{letter} must end in the lower-case letter of an outer axis")
-        if size == "1" or size.startswith("0"):
+        if size.startswith("0"):
             raise ValueError(f"inner block {size}{letter} must have a size of at least 2, without leading zeros")
     for letter in outer:
         if letter.isupper() and letter.lower() not in inner:
             raise ValueError(f"upper-case {letter} needs an inner block such as 16{letter.lower()}")
-        if letter.islower() and letter in inner:
+        if letter in inner:
             raise ValueError(f"axis {letter} has an inner block, so its outer letter must be {letter.upper()}")
     blocking = Blocking(tuple((axis_of[letter], int(size)) for size, letter in _PAIR.findall(inner)))
     return Tag(tuple(axis_of[letter] for letter in outer.lower()), blocking)
@@ -237,7 +237,7 @@ def _repairs(tag: str) -> list[str]:
     for size, letter in _PAIR.findall(text):
         # A block of no known axis most likely belongs to the only axis that is marked as blocked.
         axis = letter.lower() if letter and letter.lower() in outer else "".join(upper)
-        if len(axis) == 1 and int(size) > 1:
+        if int(size) > 1:
             pairs.append((int(size), axis))
     missing = [(16, letter) for letter in upper if letter not in {axis for _, axis in pairs}]
     return [*([_spell(outer, pairs + missing)] if len(missing) < 2 else []), outer]
@@ -246,7 +246,7 @@ def _repairs(tag: str) -> list[str]:
 def _at_rank(tag: str, rank: int, ndim: int) -> str:
     """A guess at `tag` for `ndim` axes: nchw -> ncw, nCw16c -> nChw16c, acdb -> acdeb."""
     if "a" in tag.lower():
-        return tag.replace(_CANONICAL[rank - 1], _CANONICAL[rank - 1 : ndim], 1)
+        return tag.replace(_CANONICAL[rank - 1], _CANONICAL[rank - 1 : ndim])
     spatial = re.search("d?h?w|$", tag)[0]
     return re.sub("d?h?w|$", "dhw"[max(0, 3 - (ndim - rank + len(spatial))) :], tag, count=1)
 

@@ -79,9 +79,10 @@ def is_in_format(x: Tensor, fmt: Format) -> bool:
         return False
     expected = fmt.blocking.inner_numel
     for d in reversed(fmt.order):
-        if physical.size(d) != 1 and physical.stride(d) != expected:
+        alone = x.size(d) == 1 and fmt.blocking.block(d) == 1
+        if not alone and physical.stride(d) != expected:
             return False
-        expected *= physical.size(d)
+        expected *= max(physical.size(d), 1)
     return True
 
 
@@ -95,21 +96,28 @@ class ToFormat(torch.autograd.Function):
     """A copy in another format; the gradient comes back as it arrives, plain for a plain input."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, fmt: Format) -> Tensor:  # noqa: ANN001
-        ctx.was_blocked = isinstance(x, BlockedTensor)
-        return copy_to_format(x, fmt)
+    def forward(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> Tensor:
+        return copy_to_format(x, format_of(order, blocks))
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
+        ctx.was_blocked = isinstance(inputs[0], BlockedTensor)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
-        return (grad if ctx.was_blocked else to_dense(grad)), None
+        return (grad if ctx.was_blocked else to_dense(grad)), None, None
 
 
 class ViewBlocked(torch.autograd.Function):
     """`view_blocked`: the same bytes under a blocking."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, blocking: Blocking) -> Tensor:  # noqa: ANN001
+    def forward(x: Tensor, blocking: Blocking) -> Tensor:
         return BlockedTensor(split_axes(x.detach(), blocking), blocking, x.shape)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
+        pass
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
@@ -120,8 +128,12 @@ class ViewStrided(torch.autograd.Function):
     """`view_strided`: the same bytes without a blocking."""
 
     @staticmethod
-    def forward(ctx, y: BlockedTensor) -> Tensor:  # noqa: ANN001
+    def forward(y: BlockedTensor) -> Tensor:
         return merge_axes(y)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
+        pass
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
@@ -130,8 +142,8 @@ class ViewStrided(torch.autograd.Function):
 
 @torch._dynamo.allow_in_graph
 def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> Tensor:
-    """`ToFormat` with arguments that a graph can hold: torch.compile takes this call as it is, not what is inside."""
-    return ToFormat.apply(x, format_of(order, Blocking(blocks)))
+    """`ToFormat` as torch.compile takes it: a call with plain arguments, its inside not looked at."""
+    return ToFormat.apply(x, order, blocks)
 
 
 def convert_format(x: Tensor, fmt: FormatLike, copy: bool = False) -> Tensor:
@@ -153,7 +165,7 @@ def to_dense(y: Tensor, memory_format: torch.memory_format = torch.contiguous_fo
     """The plain tensor of a blocked one, straight to a memory format's strides. Differentiable; plain ones pass."""
     if not isinstance(y, BlockedTensor):
         return y
-    return ToFormat.apply(y, plain_format(y.dim(), memory_format))
+    return _reorder_to(y, plain_format(y.dim(), memory_format).order, ())
 
 
 def view_blocked(x: Tensor, fmt: Format) -> BlockedTensor:
@@ -196,6 +208,8 @@ def view_strided(y: BlockedTensor) -> Tensor:
 
 def _tensor_to(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> Tensor:
     """x.to(fmt), x.to(dtype, fmt), x.to(device, dtype, non_blocking, copy, memory_format=fmt) ..."""
+    if kwargs.get("memory_format") is not None:
+        raise TypeError(f"to() got two formats, {fmt} and {kwargs['memory_format']}")
     x, *others = args
     copy = kwargs.pop("copy", False)
     if any(a is not None for a in (*others, *kwargs.values())):
@@ -205,7 +219,9 @@ def _tensor_to(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> Te
 
 def _module_to(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> tuple:
     """module.to(..., fmt): as for channels_last, (device, dtype, non_blocking, memory format)."""
-    device, dtype, non_blocking, _ = func(*args, **kwargs) if args or kwargs else (None, None, False, None)
+    device, dtype, non_blocking, other = func(*args, **kwargs) if args or kwargs else (None, None, False, None)
+    if other is not None:
+        raise TypeError(f"to() got two formats, {fmt} and {other}")
     return device, dtype, non_blocking, fmt.for_module()
 
 
@@ -224,7 +240,8 @@ def _clone(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> Tensor
 
 def _factory(fmt: FormatLike, func: Callable, args: tuple, kwargs: dict) -> Tensor:
     """torch.empty(..., memory_format=fmt) and kin. The padding is zero, so `empty` is written once."""
-    return convert_format(func(*args, **kwargs), fmt)
+    requires_grad = kwargs.pop("requires_grad", False)
+    return convert_format(func(*args, **kwargs), fmt).detach().requires_grad_(requires_grad)
 
 
 METHODS.update({"to": _tensor_to, "_parse_to": _module_to, "clone": _clone})

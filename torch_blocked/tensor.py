@@ -10,7 +10,6 @@ import itertools
 import torch
 from torch import Tensor
 
-from torch_blocked import library
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
@@ -65,8 +64,7 @@ class BlockedTensor(Tensor):
     @property
     def format(self) -> Format:
         """The format: the order of the outer axes in memory (read off the strides) and the inner blocks."""
-        order = library.outer_order(self._physical.stride(), self._physical.shape, self.dim())
-        return format_of(order, self._blocking)
+        return format_of(outer_order(self._physical, self._blocking, self.dim()), self._blocking)
 
     @property
     def memory_desc(self) -> MemoryDesc:
@@ -187,6 +185,15 @@ def lies_in_order(physical: Tensor, order: tuple[int, ...]) -> bool:
     """Whether the outer axes lie in memory as `order` says; axes of one element lie anywhere."""
     strides = [physical.stride(d) for d in order if physical.size(d) != 1]
     return all(a >= b for a, b in itertools.pairwise(strides))
+
+
+def outer_order(physical: Tensor, blocking: Blocking, ndim: int) -> tuple[int, ...]:
+    """The outer axes from outermost to innermost in memory; the logical order wherever the strides allow it."""
+    stride, size = physical.stride(), physical.shape
+    told = [stride[d] for d in range(ndim) if size[d] != 1 or d in blocking.axes]
+    if all(a >= b for a, b in itertools.pairwise(told)):
+        return tuple(range(ndim))
+    return tuple(sorted(range(ndim), key=lambda d: (-stride[d], size[d] <= 1)))
 
 
 def inner_is_dense(physical: Tensor, blocking: Blocking) -> bool:

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 
 #include "tier.h"
 
 namespace torch_blocked {
 namespace {
+
+struct Bytes16 {
+  uint64_t low, high;
+};
 
 #if defined(CPU_CAPABILITY_AVX512)
 constexpr int vector_bytes = 64;
@@ -18,9 +21,9 @@ constexpr int vector_bytes = 32;
 constexpr int vector_bytes = 16;
 #endif
 
-// A square of elements, one vector of `bytes` bytes a row. Vectors of the compiler's own and not ATen's: those have no
-// transpose but of floats as wide as the CPU allows, and this one is as fast (`interleave` is punpckl* and punpckh*,
-// `every_second_part` vperm2i128 and vshufi32x4).
+// A square of elements, one vector of `bytes` bytes a row. The compiler's own vectors and not ATen's, which has a
+// transpose only of floats and only at full width: this one is as fast there (`interleave` becomes one punpckl* or
+// punpckh*, `every_second_part` one vperm2i128 or vshufi32x4) and serves every size of element and block.
 template <class T, int bytes>
 struct Tile {
   typedef T Row __attribute__((vector_size(bytes)));
@@ -80,8 +83,6 @@ struct Tile {
   }
 };
 
-constexpr int64_t prefetch_distance = 256;  // bytes along a row: more rows are read at a time than the CPU foresees
-
 template <class Tile>
 inline void transpose_tile(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
   Tile tile;
@@ -104,8 +105,12 @@ void transpose_padded_tile(const char* src, const int64_t* src_rows, char* dst, 
   transpose_tile<Tile>(padded, padded_rows, dst, dst_rows);
 }
 
+// Bytes along a src row. The rows are more than the CPU's own prefetch follows.
+constexpr int64_t prefetch_distance = 256;
+
 // At least lanes x lanes elements. The last tile of a row or a column overlaps the one before it instead of being cut.
-// The tiles side by side in the shorter direction follow each other, so that their cache lines are used at once.
+// A few dst rows at a time, each in its full length, unless a cache line of src holds a whole src row: then a few of
+// those.
 template <class Tile, int element_size>
 void transpose_tiles(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                      int64_t padded_rows, int64_t cols) {
@@ -146,7 +151,7 @@ void transpose_elements(const char* src, const int64_t* src_rows, char* dst, con
 template <class T, int bytes>
 void transpose_by(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                   int64_t padded_rows, int64_t cols) {
-  if constexpr (bytes < 8 || bytes < 2 * int(sizeof(T)) || sizeof(T) > 8)
+  if constexpr (bytes < 8 || bytes < 2 * int(sizeof(T)) || sizeof(T) == 16)  // no vectors have such elements
     transpose_elements<sizeof(T)>(src, src_rows, dst, dst_rows, rows, padded_rows, cols);
   else if (std::min(padded_rows, cols) >= Tile<T, bytes>::lanes)
     transpose_tiles<Tile<T, bytes>, sizeof(T)>(src, src_rows, dst, dst_rows, rows, padded_rows, cols);
@@ -165,11 +170,7 @@ void clear_rows(char* dst, const int64_t* dst_rows, int64_t rows, int64_t size) 
   for (int64_t r = 0; r < rows; r++) std::memset(dst + dst_rows[r], 0, size);
 }
 
-struct Bytes16 {
-  uint64_t low, high;
-};
-
-// Tiles of at most 16 x 16: more rows do not fit in the registers.
+// With no rows of padding. Tiles of at most 16 x 16: more rows do not fit in the registers.
 template <class T>
 void transpose_full(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                     int64_t padded_rows, int64_t cols) {
@@ -181,7 +182,7 @@ void transpose(const char* src, const int64_t* src_rows, char* dst, const int64_
                int64_t padded_rows, int64_t cols) {
   constexpr int64_t size = sizeof(T), lanes = 16 / size;
   if (rows == padded_rows) return transpose_full<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols);
-  // First all zeros, then no more rows than needed; few columns at a time, so that the zeros are still in the cache.
+  // First zeros, then only the rows that are needed; few columns at a time, so that the zeros are still in the cache.
   const int64_t used_rows = std::min((rows + lanes - 1) / lanes * lanes, padded_rows);
   for (int64_t c = 0; c < cols; c += 64) {
     const int64_t n = std::min<int64_t>(cols - c, 64);

@@ -38,10 +38,8 @@ def convolution(
     wei, wei_blocking = (weight._physical, weight._blocking) if isinstance(weight, BlockedTensor) else (weight, _PLAIN)
     if not wei_blocking:  # packed by the operator on every call
         counting.record_reorder(_PLAIN, _CHANNELS[block], wei, wei)
-    if isinstance(bias, BlockedTensor):
-        bias = reorder.to_plain(bias)
     physical = library.convolution_op(
-        src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), bias,
+        src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
         stride, padding, dilation, groups, block,
     )  # fmt: skip
     n, _, oh, ow, _ = physical.shape

@@ -29,14 +29,8 @@ def _normalize(
 ) -> BlockedTensor:
     physical = x._physical
     op = library.batch_norm_op if physical.device.type == "cpu" else library.batch_norm_aten
-    y = op(physical, _vector(weight), _vector(bias), _vector(mean), _vector(var), eps)
+    y = op(physical, to_plain(weight), to_plain(bias), to_plain(mean), to_plain(var), eps)
     return BlockedTensor(y, x._blocking, x.shape)
-
-
-def _vector(values: Tensor | None) -> Tensor | None:
-    if values is None or (values.is_contiguous() and not isinstance(values, BlockedTensor)):
-        return values
-    return to_plain(values).contiguous()
 
 
 @register(aten._native_batch_norm_legit_no_training.default)
@@ -102,5 +96,5 @@ def _statistics(x: BlockedTensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel."""
     physical = x._physical
     dims = [0, *range(2, x.dim())]
-    var, mean = torch.var_mean(physical, dims, correction=0)
+    mean, var = physical.mean(dims), physical.var(dims, correction=0)  # var_mean's mean of infinities is NaN
     return mean.flatten()[: x.size(1)].contiguous(), var.flatten()[: x.size(1)].contiguous()

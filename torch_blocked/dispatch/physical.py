@@ -30,8 +30,8 @@ def operand(x: object, blocking: Blocking, size: torch.Size) -> object:
         return x._physical
     ndim = len(size)
     axes = [a - (ndim - x.dim()) for a in blocking.axes]  # of x; negative where it has no such dim
-    kept = [a for a in axes if a >= 0 and x.size(a) != 1]
     shift = ndim - x.dim()
+    kept = [a for a in axes if a >= 0 and x.size(a) == size[a + shift]]
     own = Blocking(tuple((a - shift, b) for a, b in blocking if a - shift in kept))
     if own:
         physical = reorder.to_blocking(x, own)

@@ -14,7 +14,7 @@ from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 
-# f(0) = 0 whatever the other arguments: the padding stays zero by itself.
+# f(0) = 0 by the defaults: the padding stays zero by itself.
 ZERO_PRESERVING = """
     abs asin asinh atan atanh ceil deg2rad erf erfinv expm1 floor frac gelu hardswish leaky_relu log1p mish neg
     nan_to_num positive rad2deg relu round sgn sign silu sin sinh sqrt square tan tanh trunc
@@ -33,7 +33,7 @@ SEVERAL_TENSORS = """
     le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor where lerp addcmul addcdiv clamp
     clamp_min clamp_max threshold_backward sigmoid_backward tanh_backward silu_backward gelu_backward
     hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward elu_backward softplus_backward
-    mse_loss_backward
+   
 """.split()
 
 INTEGER_DIVISIONS = {getattr(aten, n + _) for n in ["div", "floor_divide", "fmod", "remainder"] for _ in ("", "_")}
@@ -45,13 +45,18 @@ RANDOM_IN_PLACE = """
 
 
 def unary(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> object:
-    """A zero-preserving function of one tensor."""
-    return BlockedTensor(func(x._physical, *args, **kwargs), x._blocking, x.shape)
+    """A function of one tensor that makes zero of zero, at least by its defaults."""
+    physical = func(x._physical, *args, **kwargs)
+    if args or kwargs:  # an infinite slope makes NaN of zero
+        clear_padding(physical, x._blocking, x.shape)
+    return BlockedTensor(physical, x._blocking, x.shape)
 
 
 def unary_(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> object:
-    """A zero-preserving function of one tensor, in place."""
+    """The same in place."""
     func(x._physical, *args, **kwargs)
+    if args or kwargs:
+        clear_padding(x._physical, x._blocking, x.shape)
     bump_version(x)
     return x
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked.dispatch.fallback import fallback
+from torch_blocked.dispatch.physical import clear_padding
 from torch_blocked.dispatch.registry import register
 from torch_blocked.tensor import BlockedTensor
 
@@ -50,8 +51,6 @@ def max_pool(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object
     if not is_blocked_image(x) or not x.numel():
         return fallback(func, x, *args, **kwargs)
     values, indices = (_blocked(images, x) for images in func(_images(x), *args, **kwargs))
-    if x.size(1) % x._blocking.block(1):  # the maximum of padding is at some index, not at 0
-        from torch_blocked.dispatch.physical import clear_padding
-
-        clear_padding(indices._physical, indices._blocking, indices.shape)
+    for y in (values, indices):  # the maximum of zeros is at some index, that of an empty window -inf
+        clear_padding(y._physical, y._blocking, y.shape)
     return values, indices

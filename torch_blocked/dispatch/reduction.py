@@ -17,12 +17,12 @@ aten = torch.ops.aten
 
 @register(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default)
 def reduce(
-    func: OpOverload, x: BlockedTensor, dim: list[int] | None = None, keepdim: bool = False, **kwargs: object
+    func: OpOverload, x: BlockedTensor, dim: list[int] | None = (), keepdim: bool = False, **kwargs: object
 ) -> Tensor:
     """Over H, W, N: blocked, without the reduced axes if not kept; of two axes or fewer plain, for what follows."""
     dims = [d % x.dim() for d in dim] if dim else []
     if not dims or len(set(dims)) != len(dims) or not x.numel() or any(d in x._blocking.axes for d in dims):
-        return fallback(func, x, dim, keepdim, **kwargs)
+        return fallback(func, x, dim or [], keepdim, **kwargs)
     physical = func(x._physical, dims, keepdim, **kwargs)
     kept = [d for d in range(x.dim()) if keepdim or d not in dims]
     size = tuple(1 if d in dims else x.size(d) for d in kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import infer_size
 
 from torch_blocked import counting, reorder
 from torch_blocked.dispatch.fallback import fallback
@@ -28,6 +29,7 @@ def as_plain(x: BlockedTensor) -> Tensor:
 @register(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(func: OpOverload, x: BlockedTensor, size: list[int]) -> Tensor:
     """Another shape: plain. No copy where the bytes are those of a plain tensor, as after global pooling."""
+    size = infer_size(size, x.numel())
     if tuple(size) == tuple(x.shape):
         return BlockedTensor(x._physical, x._blocking, x.shape)
     plain = merge_axes(x)

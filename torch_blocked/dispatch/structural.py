@@ -54,7 +54,7 @@ def copy_(func: OpOverload, dst: Tensor, src: Tensor, non_blocking: bool = False
     if src.shape == dst.shape:
         func(dst._physical, reorder.to_blocking(src, dst._blocking), non_blocking)
     else:
-        func(dst._physical, operand(src.broadcast_to(dst.shape), dst._blocking, dst.shape), non_blocking)
+        func(dst._physical, operand(src, dst._blocking, dst.shape), non_blocking)
         clear_padding(dst._physical, dst._blocking, dst.shape)
     bump_version(dst)
     return dst
@@ -83,7 +83,7 @@ def random_like(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: obj
     plain = func(torch.empty(x.shape, dtype=x.dtype, device=x.device), *args, **kwargs)
     if _wants_plain(kwargs.get("memory_format")) or plain.layout != torch.strided:
         return plain
-    return BlockedTensor(reorder.to_blocking(plain, x._blocking), x._blocking, x.shape)
+    return reorder.copy_to_format(plain, x.format)
 
 
 @register(
