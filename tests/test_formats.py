@@ -64,7 +64,8 @@ EQUAL = (
 def test_equal_however_spelled(spellings):
     first, *others = map(tb.format, spellings.split())
     for other in others:
-        assert first == other and not first != other and hash(first) == hash(other) and len({first, other}) == 1
+        assert first == other and hash(first) == hash(other) and len({first, other}) == 1
+        assert (first != other) is False
 
 
 def test_unequal():
@@ -110,7 +111,9 @@ def test_what_a_format_says(tag, order, blocking):
     assert fmt.order == order and fmt.blocking == blocking and fmt.is_plain == (not blocking)
 
 
-@pytest.mark.parametrize("tag", ["", "nChw", "nChw16", "nchw16c", "nChw16x", "nChw0c", "nChw16c ", "nnhw", "n-c", "any"])
+@pytest.mark.parametrize(
+    "tag", ["", "nChw", "nChw16", "nchw16c", "nChw16x", "nChw0c", "nChw16c ", "nnhw", "n-c", "any"]
+)
 def test_malformed_tag(tag):
     with pytest.raises(ValueError) as error:
         tb.format(tag)
@@ -381,9 +384,7 @@ BAD_USES = {
     "bad argument beside": lambda x: x.to(fmt16, 3),
     "unknown keyword beside": lambda x: x.to(fmt16, bogus=3),
     "module, two formats": lambda x: torch.nn.Conv2d(3, 3, 3).to(fmt16, fmt8),
-    "module, format and memory format": lambda x: torch.nn.Conv2d(3, 3, 3).to(
-        fmt16, memory_format=torch.channels_last
-    ),
+    "module, format and memory format": lambda x: torch.nn.Conv2d(3, 3, 3).to(fmt16, memory_format=torch.channels_last),
 }
 TOLD_BY_PYTORCH = ("a tag", "the class", "bad argument beside", "unknown keyword beside")
 

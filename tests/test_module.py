@@ -135,7 +135,10 @@ RUNS = {
     "transposed": (nn.ConvTranspose2d(20, 17, 3, stride=2, output_padding=1), (2, 20, 5, 5)),
     "transposed, grouped": (nn.ConvTranspose2d(20, 20, 3, groups=20), (2, 20, 5, 5)),
     "conv3d": (nn.Conv3d(3, 20, 2), (1, 3, 4, 4, 4)),
-    "sequence": (nn.Sequential(nn.Conv2d(3, 20, 3), nn.BatchNorm2d(20), nn.PReLU(20), nn.Conv2d(20, 5, 1)), (2, 3, 6, 6)),
+    "sequence": (
+        nn.Sequential(nn.Conv2d(3, 20, 3), nn.BatchNorm2d(20), nn.PReLU(20), nn.Conv2d(20, 5, 1)),
+        (2, 3, 6, 6),
+    ),
     "to a linear layer": (
         nn.Sequential(nn.Conv2d(3, 20, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(80, 5)),
         (2, 3, 6, 6),
@@ -478,7 +481,9 @@ def test_to_meta_and_to_empty(plain, x):
     assert_same(model(x), plain(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("setting", ["set_swap_module_params_on_conversion", "set_overwrite_module_params_on_conversion"])
+@pytest.mark.parametrize(
+    "setting", ["set_swap_module_params_on_conversion", "set_overwrite_module_params_on_conversion"]
+)
 def test_conversion_modes_of_pytorch(plain, x, setting):
     model = copy.deepcopy(plain)
     set_mode = getattr(torch.__future__, setting)

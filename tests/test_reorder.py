@@ -279,7 +279,9 @@ def test_lazy_conjugates_and_negatives(dtype, lazy):
 INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64]
 FLOATS = [torch.float64, f32, torch.float16, torch.bfloat16]
 SPECIAL = [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.49, 0.51, nan, math.inf, -math.inf, 1e-30]
-SPECIAL += [s * (2.0**b + d) for s in (1, -1) for b in (7, 8, 15, 16, 31, 32, 63, 64, 100) for d in (-1, -0.5, 0, 0.5, 1)]
+SPECIAL += [
+    s * (2.0**b + d) for s in (1, -1) for b in (7, 8, 15, 16, 31, 32, 63, 64, 100) for d in (-1, -0.5, 0, 0.5, 1)
+]
 
 
 def nearest_even_saturated(value, dtype):
@@ -384,7 +386,10 @@ def conv_cases():
 
 def batch_norm_cases():
     r = torch.randn
-    yield "affine", ([reorder(r(2, 20, 3, 4), (2, 20, 3, 4), "nchw", "nChw16c"), r(20), r(20), r(20), r(20) ** 2, 1e-5], {})
+    yield (
+        "affine",
+        ([reorder(r(2, 20, 3, 4), (2, 20, 3, 4), "nchw", "nChw16c"), r(20), r(20), r(20), r(20) ** 2, 1e-5], {}),
+    )
     yield "plain", ([reorder(r(2, 20, 5), (2, 20, 5), "ncw", "nCw8c"), None, None, r(20), r(20) ** 2 + 1, 1e-3], {})
 
 

@@ -252,7 +252,9 @@ def test_from_physical_of_no_format(fmt):
 
 def test_from_physical_checks_blocks_split_twice():
     data = torch.randn(16, 16, 1, 1).to(tb.OIhw4i16o4i).physical
-    assert_same(tb.from_physical(data, (16, 16, 1, 1), tb.OIhw4i16o4i), data.permute(5, 4, 6, 2, 3, 0, 1).reshape(16, 16, 1, 1))
+    assert_same(
+        tb.from_physical(data, (16, 16, 1, 1), tb.OIhw4i16o4i), data.permute(5, 4, 6, 2, 3, 0, 1).reshape(16, 16, 1, 1)
+    )
     for size in ((16, 15, 1, 1), (16, 12, 1, 1), (15, 16, 1, 1)):
         with pytest.raises(ValueError, match="padding"):
             tb.from_physical(data, size, tb.OIhw4i16o4i)

@@ -179,10 +179,14 @@ def view_blocked(x: Tensor, fmt: Format) -> BlockedTensor:
     check_tensor("view_blocked", x)
     if isinstance(x, BlockedTensor):
         raise TypeError("view_blocked takes a plain tensor, got a BlockedTensor: use x.to(fmt)")
-    fmt = check_blocked_format("view_blocked", fmt, x.dim())
-    fmt.resolve(x.shape)
+    fmt = check_blocked_format("view_blocked", fmt, x.shape)
+    if x.layout != torch.strided:
+        raise TypeError(f"view_blocked takes a dense tensor, got layout {x.layout}: call .to_dense() first")
     physical = split_axes(x.detach(), fmt.blocking)
-    if physical is None or not (lies_in_order(physical, fmt.order) and inner_is_dense(physical, fmt.blocking)):
+    matches = physical is not None and (
+        x.numel() == 0 or (lies_in_order(physical, fmt.order) and inner_is_dense(physical, fmt.blocking))
+    )
+    if not matches:
         raise ValueError(
             f"view_blocked: size {tuple(x.shape)} with strides {x.stride()} does not lie in memory as {fmt.tag}; "
             "x.to(fmt) copies"

@@ -5,7 +5,10 @@ No operator lives here: see dispatch/.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import re
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,6 +42,7 @@ class BlockedTensor(Tensor):
         self = Tensor._make_wrapper_subclass(
             cls, size, dtype=physical.dtype, device=physical.device, requires_grad=requires_grad
         )
+        torch._C._set_throw_on_mutable_data_ptr(self)  # what reads memory directly raises instead of reading nothing
         self._physical, self._blocking = physical, blocking
         return self
 
@@ -76,6 +80,7 @@ class BlockedTensor(Tensor):
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         values = repr(self.detach().to_dense()).removeprefix("tensor(").removesuffix(")")
+        values = re.sub(r", size=\([^)]*\)", "", values)  # of empty and meta tensors; said below
         grad = f", grad_fn=<{self.grad_fn.name()}>" if self.grad_fn else ", requires_grad=True" * self.requires_grad
         return (
             f"BlockedTensor({values}, size={tuple(self.shape)}, format={self.format.tag}, "
@@ -107,11 +112,58 @@ class BlockedTensor(Tensor):
             Tensor.data.__set__(self, value)
             self._physical, self._blocking = value._physical, value._blocking
             return
+        check_tensor("assigning .data", value)
         # `.data =` changes no class: a plain value would be read as blocked. Swapping the objects does.
-        plain = value.detach()
+        plain, grad = value.detach(), self.grad
         if isinstance(self, torch.nn.Parameter):
             plain = torch.nn.Parameter(plain, requires_grad=self.requires_grad)
+        else:
+            plain.requires_grad_(self.requires_grad)
+        self.grad = None
         torch.utils.swap_tensors(self, plain)
+        if grad is not None:
+            self.grad = grad.to_dense() if isinstance(grad, BlockedTensor) else grad
+
+    def to(self, *args: object, memory_format: torch.memory_format | None = None, **kwargs: object) -> Tensor:
+        """As `Tensor.to`; `torch.contiguous_format` makes it plain, though the reported strides are row-major already."""
+        if memory_format is not None:
+            kwargs["memory_format"] = memory_format
+        if memory_format is not torch.contiguous_format:
+            return super().to(*args, **kwargs)
+        return super().to(*args, **kwargs).contiguous()
+
+    # ---- what reaches for the bytes
+
+    def data_ptr(self) -> int:
+        """The address of the physical tensor's first element."""
+        return self._physical.data_ptr()
+
+    def __setitem__(self, index: object, value: object) -> None:
+        """Writes a part. The parts of a blocked tensor are not all views, so the written whole is copied back."""
+        with torch.no_grad() if not torch.is_grad_enabled() else contextlib.nullcontext():
+            whole = self.to_dense()
+            whole[index] = value
+            self.copy_(whole)
+
+    def __dlpack__(self, **kwargs: object) -> object:
+        """A capsule of a dense copy: DLPack has no blocks."""
+        return self.to_dense().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple:
+        return self._physical.__dlpack_device__()
+
+    def apply_(self, function: Callable) -> BlockedTensor:
+        """`function` of each element, in place."""
+        return self.copy_(self.to_dense().apply_(function))
+
+    def share_memory_(self) -> BlockedTensor:
+        """Moves the bytes to shared memory."""
+        self._physical.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether the bytes are in shared memory."""
+        return self._physical.is_shared()
 
     # ---- torch.compile
 
@@ -151,7 +203,8 @@ class BlockedTensor(Tensor):
         copy = _rebuild(
             physical, self._blocking, tuple(self.shape), self.requires_grad, isinstance(self, torch.nn.Parameter)
         )
-        copy.grad = None if self.grad is None else self.grad.__deepcopy__(memo)
+        if self.grad is not None and not isinstance(self, torch.nn.Parameter):  # as Tensor's and Parameter's own
+            copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
 
@@ -174,8 +227,8 @@ def check_tensor(name: str, x: object) -> None:
         raise TypeError(f"{name} takes a tensor, got {type(x).__name__}")
 
 
-def check_blocked_format(name: str, fmt: object, ndim: int) -> Format:
-    fmt = fmt.resolve(torch.Size([1] * ndim)) if isinstance(fmt, FormatLike) else fmt
+def check_blocked_format(name: str, fmt: object, size: tuple[int, ...]) -> Format:
+    fmt = fmt.resolve(torch.Size(size)) if isinstance(fmt, FormatLike) else fmt
     if not isinstance(fmt, Format) or fmt.is_plain:
         raise TypeError(f"{name} takes a blocked format such as torch_blocked.nChw16c, got {fmt!r}")
     return fmt
@@ -218,9 +271,7 @@ def from_physical(data: Tensor, size: tuple[int, ...], fmt: Format) -> BlockedTe
         raise TypeError("from_physical takes the plain tensor of the bytes, got a BlockedTensor: pass its .physical")
     if not isinstance(size, (tuple, list)) or not all(isinstance(n, int) and n >= 0 for n in size):
         raise TypeError(f"from_physical: size is a tuple of ints that are not negative, got {size!r}")
-    fmt = check_blocked_format("from_physical", fmt, len(size))
-    if fmt.ndim != len(size):
-        raise ValueError(f"from_physical: format {fmt.tag} has {fmt.ndim} axes, size {tuple(size)} has {len(size)}")
+    fmt = check_blocked_format("from_physical", fmt, size)
     size = torch.Size(size)
     shape = fmt.blocking.physical_shape(tuple(size))
     if tuple(data.shape) != shape:

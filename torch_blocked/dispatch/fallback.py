@@ -41,20 +41,24 @@ class fallback_policy:  # noqa: N801
     def __init__(self, policy: str) -> None:
         if policy not in POLICIES:
             raise ValueError(f"fallback policy is one of {', '.join(POLICIES)}, got {policy!r}")
-        self.before = _State.policy
-        _State.policy = policy
-        _State.warned.clear()
+        self.before = _State.policy, _State.warned
+        _State.policy, _State.warned = policy, set()
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *exception: object) -> None:
-        _State.policy = self.before
+        _State.policy, _State.warned = self.before
 
 
 @register_otherwise
 def fallback(func: OpOverload, *args: object, **kwargs: object) -> object:
-    """Runs `func` on plain copies of its blocked arguments; what it writes to goes back into them."""
+    """Runs `func` on plain copies of its blocked arguments; what it writes to goes back into them.
+
+    Raises: RuntimeError for operators such as `transpose_` that would change a blocked tensor's own size.
+    """
+    if torch.Tag.inplace_view in func.tags:
+        raise RuntimeError(f"{func} cannot change the shape of a blocked tensor in place: call it on x.to_dense()")
     announce(func)
     return run_plain(func, args, kwargs)
 
@@ -86,7 +90,7 @@ def _user_stacklevel() -> int:
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame, level = frame.f_back, level + 1
-    return level - 1 or 1
+    return level
 
 
 def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch._ops import OpOverload
 
 Handler = Callable[..., object]
@@ -40,12 +41,26 @@ def look_up(func: OpOverload) -> Handler:
     handler = _resolved.get(func)
     if handler is None:
         handler = HANDLERS.get(func) or (_decompose if func._can_decompose() else _otherwise[0])
+        if func.is_view:
+            handler = _as_views(handler)
         _resolved[func] = handler
     return handler
 
 
 def _decompose(func: OpOverload, *args: object, **kwargs: object) -> object:
     return func.decompose(*args, **kwargs)
+
+
+def _as_views(handler: Handler) -> Handler:
+    """In `inference_mode` a view of an ordinary tensor is an ordinary tensor; autograd cannot track any other."""
+
+    def as_views(func: OpOverload, x: object, *args: object, **kwargs: object) -> object:
+        if torch.is_inference_mode_enabled() and isinstance(x, torch.Tensor) and not x.is_inference():
+            with torch.inference_mode(False), torch.no_grad():
+                return handler(func, x, *args, **kwargs)
+        return handler(func, x, *args, **kwargs)
+
+    return as_views
 
 
 _resolved: dict[OpOverload, Handler] = {}
