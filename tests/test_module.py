@@ -560,13 +560,13 @@ def test_checkpoints_on_disk(plain, x):
     source = changed(plain).to(tb.blocked)
     file = io.BytesIO()
     torch.save(source.state_dict(), file)
-    for mmap_like in (False, True):
+    for into_blocked in (False, True):
         file.seek(0)
         state = torch.load(file, weights_only=True)
         assert list(state) == list(plain.state_dict())
         assert all((type(v) is tb.BlockedTensor) == (k in BLOCKED) for k, v in state.items())
         model = copy.deepcopy(plain)
-        model = model.to(tb.blocked) if mmap_like else model
+        model = model.to(tb.blocked) if into_blocked else model
         assert not any(model.load_state_dict(state, strict=True))
         model.temporary = source.temporary
         assert_same(model(x), source(x), rtol=1e-4, atol=1e-4)

@@ -157,6 +157,51 @@ def test_writing_to_a_part_writes_to_the_whole_or_is_refused(x, name, tag):
     assert_same(y, expected)
 
 
+def test_gradients_through_writes():
+    """`y[index] = value`: none for what was overwritten, and the value has its own."""
+    results = []
+    for make in (lambda t: t * 1, lambda t: (t * 1).to(tb.nChw16c)):
+        torch.manual_seed(1)
+        a, b = torch.randn(SIZE, requires_grad=True), torch.randn(3, 5, 2, 4, requires_grad=True)
+        y = make(a)
+        y[:, 14:19] = b * 3
+        y[0] += 1
+        y[1:][..., 2] = 7
+        (to_dense(y) ** 2).sum().backward()
+        results.append((to_dense(y).detach(), a.grad, b.grad))
+    for actual, expected in zip(*results[::-1], strict=True):
+        assert_same(actual, expected)
+
+
+def test_writing_blocked_values_into_parts(x):
+    y, plain, value = x.to(tb.nChw16c), x.clone(), torch.randn(3, 5, 2, 4)
+    y[:, 16:21] = value.to(tb.nChw8c)
+    plain[:, 16:21] = value
+    assert_same(y, plain)
+    x[:, 16:21] = value.to(tb.nChw8c)
+    assert torch.equal(x, plain)
+
+
+def test_writing_to_a_part_of_a_leaf_is_refused(x):
+    y = x.to(tb.nChw16c).requires_grad_()
+    with pytest.raises(RuntimeError):
+        y[0] = 1
+    assert_same(y.detach(), x)
+    with torch.no_grad():
+        y[0] = 1
+    assert y.requires_grad and y.is_leaf and (y.detach().to_dense()[0] == 1).all()
+
+
+@pytest.mark.parametrize("index", [3, (0, 21), (0, 0, 0, 0, 0), "a", (slice(None), torch.tensor([21]))], ids=str)
+def test_writing_out_of_range(x, index):
+    y = x.to(tb.nChw16c)
+    with pytest.raises((IndexError, TypeError)):
+        y[index] = 1
+    with pytest.raises((IndexError, TypeError)):
+        y[index]
+    assert_same(y, x)
+
+
 # ---- from_physical
 
 
@@ -682,7 +727,8 @@ def test_data_becomes_plain_and_the_gradient_stays(x):
         p = nn.Parameter(x.to(tb.nChw16c))
         p.grad = grad
         p.data = x.clone()
-        assert p.grad is not None and p.grad is grad
+        assert p.grad is not None
+        assert_same(p.grad, x)
 
 
 def test_data_takes_tensors_only(x):
@@ -711,6 +757,38 @@ def test_numpy_of_the_blocked_tensor_is_right_or_refused(x):
             assert "\n" not in str(error)
         else:
             assert np.array_equal(array, x.numpy())
+
+
+# ---- None of this runs on plain tensors behind the user's back
+
+NO_FALLBACKS = {
+    "to": lambda y: y.to(tb.nChw8c).to(tb.nhwc),
+    "to(dtype)": lambda y: y.double().to(torch.int8),
+    "to_dense": lambda y: y.to_dense(),
+    "clone": lambda y: y.clone().clone(memory_format=torch.channels_last),
+    "detach": lambda y: y.detach().data,
+    "repr": repr,
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "pickle": lambda y: pickle.loads(pickle.dumps(y)),
+    "torch.save": save_and_load,
+    "parameter": nn.Parameter,
+    "zeros_like": torch.zeros_like,
+    "copy_": lambda y: y.copy_(torch.zeros(SIZE)).copy_(y),
+    "data": lambda y: setattr(y, "data", y.to(tb.nChw8c)),
+    "plain data": lambda y: setattr(y, "data", y.to_dense()),
+    "module": lambda y: nn.Conv2d(16, 16, 3).to(tb.blocked).double().to(memory_format=torch.channels_last),
+    "load_state_dict": lambda y: nn.Conv2d(16, 16, 3).to(tb.blocked).load_state_dict(nn.Conv2d(16, 16, 3).state_dict()),
+    "state_dict": lambda y: nn.Conv2d(16, 16, 3).load_state_dict(nn.Conv2d(16, 16, 3).to(tb.blocked).state_dict()),
+}
+
+
+@pytest.mark.parametrize("name", NO_FALLBACKS)
+def test_no_fallbacks(x, name):
+    y = x.to(tb.nChw16c)
+    with tb.fallback("error"), tb.count() as counts:
+        NO_FALLBACKS[name](y)
+    assert not counts.fallbacks
 
 
 # ---- What could reach for the bytes that a wrapper does not have: each in a process of its own

@@ -77,12 +77,13 @@ def is_in_format(x: Tensor, fmt: Format) -> bool:
     physical = x._physical if blocked else x
     if (x._blocking if blocked else _PLAIN) != fmt.blocking:
         return False
+    if physical.numel() == 0:
+        return True
     expected = fmt.blocking.inner_numel
     for d in reversed(fmt.order):
-        alone = x.size(d) == 1 and fmt.blocking.block(d) == 1
-        if not alone and physical.stride(d) != expected:
+        if physical.size(d) != 1 and physical.stride(d) != expected:
             return False
-        expected *= max(physical.size(d), 1)
+        expected *= physical.size(d)
     return True
 
 

@@ -5,7 +5,6 @@ No operator lives here: see dispatch/.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 from collections.abc import Callable
@@ -68,7 +67,7 @@ class BlockedTensor(Tensor):
     @property
     def format(self) -> Format:
         """The format: the order of the outer axes in memory (read off the strides) and the inner blocks."""
-        return format_of(outer_order(self._physical, self._blocking, self.dim()), self._blocking)
+        return format_of(outer_order(self._physical, self.dim()), self._blocking)
 
     @property
     def memory_desc(self) -> MemoryDesc:
@@ -140,10 +139,11 @@ class BlockedTensor(Tensor):
 
     def __setitem__(self, index: object, value: object) -> None:
         """Writes a part. The parts of a blocked tensor are not all views, so the written whole is copied back."""
-        with torch.no_grad() if not torch.is_grad_enabled() else contextlib.nullcontext():
-            whole = self.to_dense()
-            whole[index] = value
-            self.copy_(whole)
+        whole = self.to_dense()
+        if whole.requires_grad:  # autograd refuses to write into what a custom function returned
+            whole = whole.clone()
+        whole[index] = value
+        self.copy_(whole)
 
     def __dlpack__(self, **kwargs: object) -> object:
         """A capsule of a dense copy: DLPack has no blocks."""
@@ -240,10 +240,10 @@ def lies_in_order(physical: Tensor, order: tuple[int, ...]) -> bool:
     return all(a >= b for a, b in itertools.pairwise(strides))
 
 
-def outer_order(physical: Tensor, blocking: Blocking, ndim: int) -> tuple[int, ...]:
+def outer_order(physical: Tensor, ndim: int) -> tuple[int, ...]:
     """The outer axes from outermost to innermost in memory; the logical order wherever the strides allow it."""
     stride, size = physical.stride(), physical.shape
-    told = [stride[d] for d in range(ndim) if size[d] != 1 or d in blocking.axes]
+    told = [stride[d] for d in range(ndim) if size[d] != 1]
     if all(a >= b for a, b in itertools.pairwise(told)):
         return tuple(range(ndim))
     return tuple(sorted(range(ndim), key=lambda d: (-stride[d], size[d] <= 1)))

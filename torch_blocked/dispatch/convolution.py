@@ -32,7 +32,8 @@ def convolution(
     groups: int,
 ) -> Tensor:
     """2-D, float32: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
-    if transposed or not _has_kernel(x, weight, bias, groups):
+    window = [v * 2 if len(v) == 1 else v for v in (stride, padding, dilation)]
+    if transposed or not _has_kernel(x, weight, bias, groups) or not _is_window(*window):
         return fallback(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     block, src, src_blocking = _source(x, weight, groups)
     wei, wei_blocking = (weight._physical, weight._blocking) if isinstance(weight, BlockedTensor) else (weight, _PLAIN)
@@ -40,7 +41,7 @@ def convolution(
         counting.record_reorder(_PLAIN, _CHANNELS[block], wei, wei)
     physical = library.convolution_op(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
-        stride, padding, dilation, groups, block,
+        *window, groups, block,
     )  # fmt: skip
     n, _, oh, ow, _ = physical.shape
     return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[0], oh, ow))
@@ -60,6 +61,10 @@ def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> 
         and 0 not in src[1:]
         and (bias is None or (bias.dtype is torch.float32 and bias.shape == wei[:1]))
     )
+
+
+def _is_window(stride: list[int], padding: list[int], dilation: list[int]) -> bool:
+    return len(stride) == len(padding) == len(dilation) == 2 and min(*stride, *dilation) > 0 and min(padding) >= 0
 
 
 def _source(x: Tensor, weight: Tensor, groups: int) -> tuple[int, Tensor, Blocking]:

@@ -5,6 +5,7 @@ Same answer, counted, and by the user's choice silent, a warning once per operat
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -57,7 +58,7 @@ def fallback(func: OpOverload, *args: object, **kwargs: object) -> object:
 
     Raises: RuntimeError for operators such as `transpose_` that would change a blocked tensor's own size.
     """
-    if torch.Tag.inplace_view in func.tags:
+    if torch.Tag.inplace_view in func.tags and func is not torch.ops.aten.resize_.default:
         raise RuntimeError(f"{func} cannot change the shape of a blocked tensor in place: call it on x.to_dense()")
     announce(func)
     return run_plain(func, args, kwargs)
@@ -82,7 +83,7 @@ def announce(func: OpOverload) -> None:
         )
 
 
-_LIBRARIES = tuple(str(Path(m.__file__).parent) for m in (torch, sys.modules[__package__.split(".")[0]]))
+_LIBRARIES = tuple(f"{Path(m.__file__).parent}{os.sep}" for m in (torch, sys.modules[__package__.split(".")[0]]))
 
 
 def _user_stacklevel() -> int:

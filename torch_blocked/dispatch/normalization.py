@@ -71,7 +71,7 @@ def batch_norm(
     if running_mean is not None:
         count = x.numel() // x.size(1)
         running_mean.lerp_(mean, momentum)
-        running_var.lerp_(var * (count / (count - 1)), momentum)
+        running_var.lerp_(var.mul(count).div(count - 1), momentum)  # of one value NaN, as PyTorch's
     return _normalize(x, weight, bias, mean, var, eps), mean, torch.rsqrt(var + eps)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import canonicalize_dim
 
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import clear_padding, shifted
@@ -20,7 +21,7 @@ def reduce(
     func: OpOverload, x: BlockedTensor, dim: list[int] | None = (), keepdim: bool = False, **kwargs: object
 ) -> Tensor:
     """Over H, W, N: blocked, without the reduced axes if not kept; of two axes or fewer plain, for what follows."""
-    dims = [d % x.dim() for d in dim] if dim else []
+    dims = [canonicalize_dim(x.dim(), d) for d in ([dim] if isinstance(dim, int) else dim or [])]
     if not dims or len(set(dims)) != len(dims) or not x.numel() or any(d in x._blocking.axes for d in dims):
         return fallback(func, x, dim or [], keepdim, **kwargs)
     physical = func(x._physical, dims, keepdim, **kwargs)
@@ -28,4 +29,4 @@ def reduce(
     size = tuple(1 if d in dims else x.size(d) for d in kept)
     blocking = shifted(x._blocking, {d: i for i, d in enumerate(kept)})
     y = BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
-    return y if len(size) > 2 else as_plain(y)
+    return y if len(size) > 2 else as_plain(y).contiguous()

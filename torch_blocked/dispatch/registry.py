@@ -7,6 +7,7 @@ composite (`inference_mode` delivers those whole) and falls back to plain tensor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -54,6 +55,7 @@ def _decompose(func: OpOverload, *args: object, **kwargs: object) -> object:
 def _as_views(handler: Handler) -> Handler:
     """In `inference_mode` a view of an ordinary tensor is an ordinary tensor; autograd cannot track any other."""
 
+    @functools.wraps(handler)
     def as_views(func: OpOverload, x: object, *args: object, **kwargs: object) -> object:
         if torch.is_inference_mode_enabled() and isinstance(x, torch.Tensor) and not x.is_inference():
             with torch.inference_mode(False), torch.no_grad():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import infer_size
+from torch._prims_common import canonicalize_dim, infer_size
 
 from torch_blocked import counting, reorder
 from torch_blocked.dispatch.fallback import fallback
@@ -43,9 +45,9 @@ def view(func: OpOverload, x: BlockedTensor, size: list[int]) -> Tensor:
 def permute(func: OpOverload, x: BlockedTensor, dims: list[int]) -> BlockedTensor:
     """Axes in another order: a view of the same bytes, the blocking's axes renumbered."""
     ndim = x.dim()
-    dims = [d % ndim for d in dims]
+    dims = [canonicalize_dim(ndim, d) for d in dims]
     if sorted(dims) != list(range(ndim)):
-        return fallback(func, x, dims)
+        return fallback(func, x, dims)  # PyTorch says what is wrong
     physical = x._physical.permute([*dims, *range(ndim, ndim + len(x._blocking))])
     blocking = shifted(x._blocking, {d: i for i, d in enumerate(dims)})
     return BlockedTensor(physical, blocking, tuple(x.size(d) for d in dims))
@@ -55,6 +57,7 @@ def permute(func: OpOverload, x: BlockedTensor, dims: list[int]) -> BlockedTenso
 def transpose(func: OpOverload, x: BlockedTensor, dim0: int, dim1: int) -> BlockedTensor:
     """Two axes swapped: a view."""
     dims = list(range(x.dim()))
+    dim0, dim1 = canonicalize_dim(x.dim(), dim0), canonicalize_dim(x.dim(), dim1)
     dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
     return permute(aten.permute.default, x, dims)
 
@@ -62,7 +65,9 @@ def transpose(func: OpOverload, x: BlockedTensor, dim0: int, dim1: int) -> Block
 @register(aten.t.default)
 def t(func: OpOverload, x: BlockedTensor) -> BlockedTensor:
     """The transpose of a matrix: a view."""
-    return x if x.dim() < 2 else transpose(aten.transpose.int, x, 0, 1)
+    if x.dim() > 2:
+        return fallback(func, x)
+    return permute(aten.permute.default, x, list(reversed(range(x.dim()))))
 
 
 @register(aten.slice.Tensor)
@@ -70,7 +75,9 @@ def slice_(
     func: OpOverload, x: BlockedTensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
     """A range of one axis: a view along axes that are not blocked, and at block borders."""
-    dim = dim % x.dim()
+    dim = canonicalize_dim(x.dim(), dim)
+    if step <= 0:
+        return fallback(func, x, dim, start, end, step)  # PyTorch says what is wrong
     begin, stop, step = slice(start, end, step).indices(x.size(dim))
     stop = max(begin, stop)
     block = x._blocking.block(dim)
@@ -79,12 +86,38 @@ def slice_(
         return BlockedTensor(physical, x._blocking, _resized(x, dim, physical.size(dim)))
     ends_a_block = stop % block == 0 or stop == x.size(dim)
     if step != 1 or begin % block or not ends_a_block or begin == stop:
-        return fallback(func, x, dim, start, end, step)
+        inside = begin < stop and begin // block == (stop - 1) // block and len(x._blocking) == 1
+        return _within_block(x, dim, begin, stop, step) if inside else fallback(func, x, dim, start, end, step)
     physical = func(x._physical, dim, begin // block, -(-stop // block), 1)
     return BlockedTensor(physical, x._blocking, _resized(x, dim, stop - begin))
 
 
-def _resized(x: BlockedTensor, dim: int, n: int) -> tuple[int, ...]:
+def _within_block(x: BlockedTensor, dim: int, begin: int, stop: int, step: int) -> Tensor:
+    """A range of channels inside the only block: a strided view, plain."""
+    block = x._blocking.block(dim)
+    channels = x._physical.select(dim, begin // block)[..., begin % block : (stop - 1) % block + 1 : step]
+    counting.record_left()
+    return channels.movedim(-1, dim)
+
+
+@register(aten.select.int)
+def select(func: OpOverload, x: BlockedTensor, dim: int, index: int) -> Tensor:
+    """One index of an axis: a view; plain where the axis was the only blocked one."""
+    dim = canonicalize_dim(x.dim(), dim)
+    n, block = x.size(dim), x._blocking.block(dim)
+    if not -n <= index < n:
+        return fallback(func, x, dim, index)  # PyTorch says what is wrong
+    physical = x._physical.select(dim, index % n // block)
+    if block == 1:
+        blocking = shifted(x._blocking, {d: d - (d > dim) for d in range(x.dim())})
+        return BlockedTensor(physical, blocking, (*x.shape[:dim], *x.shape[dim + 1 :]))
+    if len(x._blocking) > 1:
+        return fallback(func, x, dim, index)
+    counting.record_left()
+    return physical.select(-1, index % n % block)
+
+
+def _resized(x: Tensor, dim: int, n: int) -> tuple[int, ...]:
     return (*x.shape[:dim], n, *x.shape[dim + 1 :])
 
 
@@ -94,7 +127,7 @@ def split(func: OpOverload, x: BlockedTensor, split_size: int, dim: int = 0) -> 
     n = x.size(dim)
     if split_size <= 0 or n == 0:
         return fallback(func, x, split_size, dim)
-    return _parts(func, x, [min(split_size, n - at) for at in range(0, n, split_size)], dim, split_size)
+    return _parts(x, [min(split_size, n - at) for at in range(0, n, split_size)], dim)
 
 
 @register(aten.split_with_sizes.default)
@@ -102,19 +135,21 @@ def split_with_sizes(func: OpOverload, x: BlockedTensor, sizes: list[int], dim: 
     """Parts of one axis."""
     if sum(sizes) != x.size(dim) or min(sizes, default=0) < 0:
         return fallback(func, x, sizes, dim)
-    return _parts(func, x, sizes, dim, sizes)
+    return _parts(x, sizes, dim)
 
 
-def _parts(func: OpOverload, x: BlockedTensor, sizes: list[int], dim: int, argument: object) -> list[Tensor]:
-    """Views where every part begins at a block border; else all are plain."""
-    block = x._blocking.block(dim % x.dim())
-    if block > 1 and (any(n % block for n in sizes[:-1]) or 0 in sizes):
-        return fallback(func, x, argument, dim)
-    parts, at = [], 0
-    for n in sizes:
-        parts.append(slice_(aten.slice.Tensor, x, dim, at, at + n))
-        at += n
-    return parts
+def _parts(x: BlockedTensor, sizes: list[int], dim: int) -> list[Tensor]:
+    """Views, blocked, where every part begins at a block border; else plain, a copy where a part crosses one."""
+    dim = canonicalize_dim(x.dim(), dim)
+    ends = list(itertools.accumulate(sizes))
+    return [slice_(aten.slice.Tensor, x, dim, end - n, end) for n, end in zip(sizes, ends, strict=True)]
+
+
+@register(aten.unbind.int)
+def unbind(func: OpOverload, x: BlockedTensor, dim: int = 0) -> list[Tensor]:
+    """Every index of an axis: views."""
+    dim = canonicalize_dim(x.dim(), dim)
+    return [select(aten.select.int, x, dim, i) for i in range(x.size(dim))]
 
 
 @register(aten.cat.default)
@@ -123,11 +158,12 @@ def cat(func: OpOverload, tensors: list[Tensor], dim: int = 0) -> Tensor:
     first = next(x for x in tensors if isinstance(x, BlockedTensor))
     joined = [x for x in tensors if not (x.dim() == 1 and x.size(0) == 0)]  # PyTorch passes over these
     blocking, ndim = first._blocking, first.dim()
-    block = blocking.block(dim % ndim)
-    fits = all(x.dim() == ndim and x.dtype == first.dtype for x in joined)
+    dim = canonicalize_dim(ndim, dim)
+    fits = joined and all(x.dim() == ndim and x.dtype == first.dtype for x in joined)
+    fits = fits and len({_resized(x, dim, 0) for x in joined}) == 1
+    block = blocking.block(dim)
     if not fits or (block > 1 and any(x.size(dim) % block or x.size(dim) == 0 for x in joined[:-1])):
         return fallback(func, tensors, dim)
-    dim = dim % ndim
     physical = func([reorder.to_blocking(x, blocking) for x in joined], dim)
     return BlockedTensor(physical, blocking, _resized(first, dim, sum(x.size(dim) for x in joined)))
 
@@ -135,19 +171,30 @@ def cat(func: OpOverload, tensors: list[Tensor], dim: int = 0) -> Tensor:
 @register(aten.unsqueeze.default)
 def unsqueeze(func: OpOverload, x: BlockedTensor, dim: int) -> BlockedTensor:
     """A new axis of one: a view."""
-    dim = dim % (x.dim() + 1)
+    dim = canonicalize_dim(x.dim() + 1, dim)
     blocking = shifted(x._blocking, {d: d + (d >= dim) for d in range(x.dim())})
     return BlockedTensor(func(x._physical, dim), blocking, (*x.shape[:dim], 1, *x.shape[dim:]))
 
 
 @register(aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims)
 def squeeze(func: OpOverload, x: BlockedTensor, dim: int | list[int] | None = None) -> Tensor:
-    """Axes of one removed: a view, plain where a blocked axis goes or two or fewer are left."""
-    wanted = range(x.dim()) if dim is None else [d % x.dim() for d in ([dim] if isinstance(dim, int) else dim)]
+    """Axes of one removed: a view, plain where two or fewer are left and one set of strides can say them."""
+    given = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    wanted = [canonicalize_dim(x.dim(), d) for d in given]
+    if len(set(wanted)) != len(wanted):
+        return fallback(func, x, dim)  # PyTorch says what is wrong
     gone = [d for d in wanted if x.size(d) == 1]
     kept = [d for d in range(x.dim()) if d not in gone]
-    if len(kept) <= 2 or any(d in x._blocking.axes for d in gone):
-        return as_plain(x).view([x.size(d) for d in kept])
+    plain = merge_axes(x) if len(kept) <= 2 else None
+    if plain is not None:
+        counting.record_left()
+        return plain.view([x.size(d) for d in kept])
+    if any(d in x._blocking.axes for d in gone):
+        axis = x._blocking.axes[0]
+        if len(x._blocking) > 1:
+            return fallback(func, x, *([] if dim is None else [dim]))
+        others = [d - (d > axis) for d in gone if d != axis]
+        return select(aten.select.int, x, axis, 0).squeeze(others)
     physical = x._physical
     for d in reversed(gone):
         physical = physical.squeeze(d)
