@@ -10,6 +10,7 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/where.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -339,6 +340,14 @@ void set_isa_by_name(c10::string_view name) {
 
 }  // namespace
 }  // namespace torch_blocked
+
+// A wrapper subclass has a storage without bytes; code that does not know reads address 0. From here on it gets an
+// error. Not an operator: it is called for every BlockedTensor that is made.
+extern "C" __attribute__((visibility("default"))) void torch_blocked_forbid_data_access(void* storage_impl) {
+  static_cast<c10::StorageImpl*>(storage_impl)
+      ->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
+}
 
 TORCH_LIBRARY(torch_blocked, m) {
   m.def(

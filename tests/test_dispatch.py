@@ -1560,6 +1560,7 @@ CALLS = {
     aten.t.default: lambda x, f: f(x),
     aten.slice.Tensor: lambda x, f: f(x, 2, 1, 3),
     aten.select.int: lambda x, f: f(x, 2, 1),
+    aten.native_dropout.default: lambda x, f: f(x, 0.5, True),
     aten.unbind.int: lambda x, f: f(x, 2),
     aten.split.Tensor: lambda x, f: f(x, 2, 2),
     aten.split_with_sizes.default: lambda x, f: f(x, [1, 3], 2),

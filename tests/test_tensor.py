@@ -132,28 +132,32 @@ WRITES = {
     "mask": lambda x: x.__setitem__(x > 0, 5),
     "indices": lambda x: x.__setitem__((torch.tensor([0, 2]), torch.tensor([20, 3])), 5),
     "whole": lambda x: x.__setitem__(slice(None), 5),
+}
+
+
+# Of formats with one block: views of the bytes.
+WRITES_TO_VIEWS = {
     "select": lambda x: x.select(1, 20).fill_(5),
     "narrow": lambda x: x.narrow(1, 2, 3).mul_(2),
     "slice of rows": lambda x: x[:, :, 1:].add_(1),
-    "diagonal": lambda x: x.diagonal(0, 1, 3).zero_(),
-    "view": lambda x: x.view(3, 21, 8).zero_(),
-    "chunk": lambda x: x.chunk(3, 1)[1].zero_(),
     "unbind": lambda x: x.unbind(1)[20].zero_(),
     "permute": lambda x: x.permute(1, 0, 2, 3)[20].zero_(),
 }
 
 
-@pytest.mark.parametrize("name", WRITES)
-@pytest.mark.parametrize("tag", ["nChw16c", "nChw8c", "OIhw4i16o4i"])
-def test_writing_to_a_part_writes_to_the_whole_or_is_refused(x, name, tag):
-    y = x.to(tb.format(tag))
-    expected = x.clone()
-    WRITES[name](expected)
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        *itertools.product(WRITES, ["nChw16c", "nChw8c", "OIhw4i16o4i"]),
+        *itertools.product(WRITES_TO_VIEWS, ["nChw16c"]),
+    ],
+)
+def test_writing_to_a_part_writes_to_the_whole(x, name, tag):
+    y, expected = x.to(tb.format(tag)), x.clone()
+    write = {**WRITES, **WRITES_TO_VIEWS}[name]
+    write(expected)
     assert not torch.equal(expected, x)
-    try:
-        WRITES[name](y)
-    except RuntimeError:
-        expected = x
+    write(y)
     assert_same(y, expected)
 
 

@@ -59,6 +59,8 @@ def record_reorder(src_blocking: Blocking, dst_blocking: Blocking, src: torch.Te
     """One reorder between physical tensors."""
     name = f"{_name(src_blocking)} -> {_name(dst_blocking)}"
     nbytes = (src.numel() + dst.numel()) * dst.element_size()
+    if not isinstance(nbytes, int):
+        return  # symbolic sizes: the graph is traced, nothing runs
     for counts in _active:
         counts.reorders[name] += 1
         counts.reorder_bytes += nbytes

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from torch_blocked import library
-from torch_blocked.memory_desc import Blocking, Tag, parse_tag, tag_name
+from torch_blocked.memory_desc import MAX_NDIMS, Blocking, Tag, parse_tag, tag_name
 
 # Name of a torch function that received a format -> handler(fmt, func, args, kwargs), the format taken out of both.
 METHODS: dict[str, Callable] = {}
@@ -89,7 +89,8 @@ class Format(FormatLike):
         return self
 
     def for_module(self) -> FormatLike:
-        channels = self.blocking.block(1) if self.blocking.axes == (1,) and len(self.blocking) == 1 else None
+        of_images = self.ndim == 4 and self.blocking.axes == (1,) and len(self.blocking) == 1
+        channels = self.blocking.block(1) if of_images else None
         return WeightFormat(channels) if channels else ParameterFormat(self)
 
 
@@ -157,10 +158,8 @@ def format_of(order: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> Fo
 
 def activation_format(ndim: int, block: int) -> Format:
     """Channels (axis 1; of a vector axis 0) in blocks of `block`, the outer axes in logical order."""
-    key = (ndim, block)
-    if key not in _ACTIVATIONS:
-        _ACTIVATIONS[key] = format_of(tuple(range(ndim)), Blocking(((min(1, ndim - 1), block),)))
-    return _ACTIVATIONS[key]
+    made = _ACTIVATIONS.get((ndim, block))
+    return made if made is not None else format_of(tuple(range(ndim)), ((min(1, ndim - 1), block),))
 
 
 def weight_format(size: torch.Size, block: int) -> Format | None:
@@ -177,10 +176,7 @@ def weight_format(size: torch.Size, block: int) -> Format | None:
         order, blocks = (0, 2, 3, 1), ((0, block),)
     else:
         order, blocks = (0, 1, 2, 3), ((1, block), (0, block))
-    key = (order, blocks)
-    if key not in _WEIGHTS:
-        _WEIGHTS[key] = format_of(order, Blocking(blocks))
-    return _WEIGHTS[key]
+    return format_of(order, blocks)
 
 
 def plain_format(ndim: int, memory_format: torch.memory_format | None) -> Format:
@@ -197,9 +193,10 @@ def plain_format(ndim: int, memory_format: torch.memory_format | None) -> Format
 
 _CHANNELS_LAST = {torch.channels_last: ("acdb", 4), torch.channels_last_3d: ("acdeb", 5)}
 
-
-_ACTIVATIONS: dict[tuple, Format] = {}
-_WEIGHTS: dict[tuple, Format] = {}
+# Made on import, so that torch.compile finds them and need not trace how a format is made.
+_ACTIVATIONS = {
+    (n, b): format_of(tuple(range(n)), ((min(1, n - 1), b),)) for n in range(1, MAX_NDIMS + 1) for b in (8, 16)
+}
 
 blocked = BlockedFormat()
 

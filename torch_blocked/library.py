@@ -16,6 +16,7 @@ groups, block, scale=None, shift=None, residual=None, activation="none") -> dst`
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,7 +26,11 @@ from torch import Tensor
 
 from torch_blocked.memory_desc import Blocking
 
-torch.ops.load_library(next(Path(__file__).parent.glob("_C*")))
+_PATH = next(Path(__file__).parent.glob("_C*"))
+torch.ops.load_library(_PATH)
+# Takes the address of a wrapper subclass's storage; reading its bytes, which do not exist, raises afterwards.
+forbid_data_access = ctypes.CDLL(str(_PATH)).torch_blocked_forbid_data_access
+forbid_data_access.argtypes, forbid_data_access.restype = [ctypes.c_void_p], None
 ops = torch.ops.torch_blocked
 
 reorder_op = ops.reorder.default

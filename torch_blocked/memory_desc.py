@@ -89,7 +89,7 @@ class Blocking(tuple):
         inner_numel = math.prod(inner_blks)
         if len(self) > MAX_NDIMS or inner_numel > INT64_MAX:
             raise ValueError(f"expected at most {MAX_NDIMS} inner blocks of 2**63 - 1 elements, got {_show(blocks)}")
-        block_of = {axis: math.prod(size for d, size in self if d == axis) for axis in sorted(inner_idxs)}
+        block_of = {axis: math.prod([size for d, size in self if d == axis]) for axis in sorted(inner_idxs)}
         vars(self).update(inner_blks=inner_blks, inner_idxs=inner_idxs, inner_numel=inner_numel)
         vars(self).update(axes=tuple(block_of), _block_of=block_of)
         return self

@@ -114,7 +114,8 @@ class ViewBlocked(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, blocking: Blocking) -> Tensor:
-        return BlockedTensor(split_axes(x.detach(), blocking), blocking, x.shape)
+        # An alias, so that autograd knows a view and refuses to write to it where the gradient would not notice.
+        return torch.ops.aten.alias(BlockedTensor(split_axes(x.detach(), blocking), blocking, x.shape))
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
@@ -142,8 +143,10 @@ class ViewStrided(torch.autograd.Function):
 
 
 @torch._dynamo.allow_in_graph
-def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...]) -> Tensor:
+def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
     """`ToFormat` as torch.compile takes it: a call with plain arguments, its inside not looked at."""
+    if not copy and is_in_format(x, format_of(order, blocks)):
+        return x
     return ToFormat.apply(x, order, blocks)
 
 
@@ -157,16 +160,14 @@ def convert_format(x: Tensor, fmt: FormatLike, copy: bool = False) -> Tensor:
     resolved = fmt.resolve(x.shape)
     if resolved is None:
         return x.clone() if copy else x
-    if not copy and is_in_format(x, resolved):
-        return x
-    return _reorder_to(x, resolved.order, tuple(resolved.blocking))
+    return _reorder_to(x, resolved.order, tuple(resolved.blocking), copy)
 
 
 def to_dense(y: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """The plain tensor of a blocked one, straight to a memory format's strides. Differentiable; plain ones pass."""
     if not isinstance(y, BlockedTensor):
         return y
-    return _reorder_to(y, plain_format(y.dim(), memory_format).order, ())
+    return _reorder_to(y, plain_format(y.dim(), memory_format).order, (), True)
 
 
 def view_blocked(x: Tensor, fmt: Format) -> BlockedTensor:

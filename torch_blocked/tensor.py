@@ -12,8 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torch_blocked import library
 from torch_blocked.dispatch import registry
-from torch_blocked.formats import Format, FormatLike, format_of, plain_format
+from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
 
 
@@ -35,13 +36,14 @@ class BlockedTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
+    @torch._disable_dynamo
     def __new__(
         cls: type, physical: Tensor, blocking: Blocking, size: torch.Size, requires_grad: bool = False
     ) -> BlockedTensor:
         self = Tensor._make_wrapper_subclass(
             cls, size, dtype=physical.dtype, device=physical.device, requires_grad=requires_grad
         )
-        torch._C._set_throw_on_mutable_data_ptr(self)  # what reads memory directly raises instead of reading nothing
+        library.forbid_data_access(self.untyped_storage()._cdata)
         self._physical, self._blocking = physical, blocking
         return self
 
@@ -90,15 +92,19 @@ class BlockedTensor(Tensor):
 
     def to_dense(self, dtype: torch.dtype | None = None, *, masked_grad: bool | None = None) -> Tensor:
         """The plain, row-major tensor, always a copy. Differentiable."""
-        dense = self.to(plain_format(self.dim(), torch.contiguous_format))
+        dense = self._in_plain_format(torch.contiguous_format)
         return dense if dtype is None else dense.to(dtype)
 
     def contiguous(self, memory_format: torch.memory_format | FormatLike = torch.contiguous_format) -> Tensor:
         """The plain tensor, straight to the strides of `memory_format`; of a `Format`, the tensor in it."""
         if memory_format == torch.preserve_format:
             return self
-        is_format = isinstance(memory_format, FormatLike)
-        return self.to(memory_format if is_format else plain_format(self.dim(), memory_format))
+        if isinstance(memory_format, FormatLike):
+            return self.to(memory_format)
+        return self._in_plain_format(memory_format)
+
+    def _in_plain_format(self, memory_format: torch.memory_format) -> Tensor:
+        return METHODS["contiguous"](plain_format(self.dim(), memory_format), None, (self,), {})
 
     @property
     def data(self) -> Tensor:
@@ -124,7 +130,7 @@ class BlockedTensor(Tensor):
             self.grad = grad.to_dense() if isinstance(grad, BlockedTensor) else grad
 
     def to(self, *args: object, memory_format: torch.memory_format | None = None, **kwargs: object) -> Tensor:
-        """As `Tensor.to`; `torch.contiguous_format` makes it plain, though the reported strides are row-major already."""
+        """As `Tensor.to`; `torch.contiguous_format` makes it plain, though it reports row-major strides."""
         if memory_format is not None:
             kwargs["memory_format"] = memory_format
         if memory_format is not torch.contiguous_format:
@@ -308,7 +314,7 @@ def padding_of(physical: Tensor, blocking: Blocking, size: torch.Size) -> list[T
         for i in (i for i, a in enumerate(blocking.inner_idxs) if a == axis):
             dim = len(size) - 1 + i  # one less: `axis` is gone
             below //= blocking.inner_blks[i]
-            cut, rest = divmod(rest, below)
+            cut, rest = rest // below, rest % below  # not divmod: they may be symbolic
             beyond = cut + (1 if rest else 0)
             parts.append(last.narrow(dim, beyond, last.size(dim) - beyond))
             if not rest:

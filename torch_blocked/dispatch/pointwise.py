@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from torch_blocked.dispatch.fallback import assign, bump_version, fallback
 from torch_blocked.dispatch.physical import clear_padding, lead, operand
 from torch_blocked.dispatch.registry import register
-from torch_blocked.reorder import to_blocking, to_plain
+from torch_blocked.reorder import to_plain
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -101,14 +101,6 @@ def random_(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object)
         return fallback(func, x, *args, **kwargs)
     assign(x, func(torch.empty(x.shape, dtype=x.dtype, device=x.device), *args, **kwargs))
     return x
-
-
-@register(aten.native_dropout.default)
-def native_dropout(func: OpOverload, x: BlockedTensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Dropout and its mask, the ones a plain tensor would get."""
-    factor, mask = func(torch.ones(x.shape, dtype=x.dtype, device=x.device), p, train)
-    y = pointwise(aten.mul.Tensor, x, factor)
-    return y, BlockedTensor(to_blocking(mask, x._blocking), x._blocking, x.shape)
 
 
 def _overloads(name: str) -> tuple[list[OpOverload], list[OpOverload]]:

@@ -86,6 +86,15 @@ def random_like(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: obj
     return reorder.copy_to_format(plain, x.format)
 
 
+@register(aten.native_dropout.default)
+def native_dropout(func: OpOverload, x: BlockedTensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """Dropout and its mask, the ones a plain tensor would get."""
+    factor, mask = func(torch.ones(x.shape, dtype=x.dtype, device=x.device), p, train)
+    y = x._physical * reorder.to_blocking(factor, x._blocking)
+    mask = reorder.to_blocking(mask, x._blocking)
+    return BlockedTensor(y, x._blocking, x.shape), BlockedTensor(mask, x._blocking, x.shape)
+
+
 @register(
     aten.new_empty.default,
     aten.new_zeros.default,
