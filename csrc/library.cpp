@@ -161,7 +161,8 @@ Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, Int
     back.push_back(in_memory.size());
     in_memory.push_back(md.inner_blks[i]);
   }
-  return empty_pooled(in_memory, dtype).permute(back);
+  const Tensor dense = empty_pooled(in_memory, dtype);
+  return std::is_sorted(back.begin(), back.end()) ? dense : dense.permute(back);
 }
 
 // ---- reorder

@@ -33,7 +33,7 @@ struct Plan {
   bool flat;
   int64_t ic_blocks, oc_blocks;  // of a group
   int64_t ic_chunk;              // channel blocks in a window
-  int64_t units, ntiles;         // dst rows (flat: pixels) of an image, and into how many tiles they are split
+  int64_t units, ntiles;         // dst rows (flat: runs of kernels.cols pixels) of an image, split into tiles
   bool split_oc;                 // threads share the output channels, not the tiles
 
   explicit Plan(const Conv& c);
@@ -55,9 +55,8 @@ void Plan::choose_tiles() {
   ic_chunk = ic_blocks;
   int64_t tile = 1;
   if (flat) {
-    units = conv.oh * conv.ow;
-    const int64_t fit = window_budget / (ic_chunk * pixel_bytes) / kernels.cols * kernels.cols;
-    tile = std::max<int64_t>(2 * kernels.cols, fit);
+    units = (conv.oh * conv.ow + kernels.cols - 1) / kernels.cols;
+    tile = std::max<int64_t>(2, window_budget / (ic_chunk * pixel_bytes * kernels.cols));
   } else {
     units = conv.oh;
     while (ic_chunk > 8 && bytes(1) > window_budget) ic_chunk = (ic_chunk + 1) / 2;
@@ -143,8 +142,8 @@ void compute_tile(const Plan& plan, int64_t index, int64_t pair_begin, int64_t p
   tile.n = index / plan.ntiles;
   tile.row = plan.flat ? 0 : begin;
   tile.rows = plan.flat ? 1 : end - begin;
-  tile.col = plan.flat ? begin : 0;
-  tile.cols = plan.flat ? end - begin : plan.conv.ow;
+  tile.col = plan.flat ? begin * plan.kernels.cols : 0;
+  tile.cols = plan.flat ? std::min(end * plan.kernels.cols, plan.conv.oh * plan.conv.ow) - tile.col : plan.conv.ow;
   float* const scratch = plan.flat ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
   const int64_t npairs = plan.oc_pairs();
   for (int64_t group = pair_begin / npairs; group * npairs < pair_end; group++) {

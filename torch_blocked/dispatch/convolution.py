@@ -36,8 +36,10 @@ def convolution(
     if transposed or not _has_kernel(x, weight, bias, groups) or not _is_window(*window):
         return fallback(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     block, src, src_blocking = _source(x, weight, groups)
-    wei, wei_blocking = (weight._physical, weight._blocking) if isinstance(weight, BlockedTensor) else (weight, _PLAIN)
-    if not wei_blocking:  # packed by the operator on every call
+    if isinstance(weight, BlockedTensor):
+        wei, wei_blocking = weight._physical, weight._blocking
+    else:  # packed by the operator on every call
+        wei, wei_blocking = weight, _PLAIN
         counting.record_reorder(_PLAIN, _CHANNELS[block], wei, wei)
     physical = library.convolution_op(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
