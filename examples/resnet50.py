@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -113,8 +114,8 @@ def measure(runs: dict, rounds: int) -> dict[str, list[float]]:
             model(x)
             if done:  # the first round warms up
                 times[name].append(1e3 * (time.perf_counter() - start))
-        print(f"\r  measuring, round {done}/{rounds}", end="", flush=True)
-    print("\r" + " " * 40, end="\r")
+        print(f"\r  measuring, round {done}/{rounds}", end="", file=sys.stderr, flush=True)
+    print("\r" + " " * 40, end="\r", file=sys.stderr, flush=True)
     return times
 
 

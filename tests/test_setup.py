@@ -1,0 +1,27 @@
+"""The build: torch's version has one home, and a machine without torch is told what to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_torch_is_pinned_in_one_place():
+    files = [p for p in ROOT.iterdir() if p.suffix in (".toml", ".py", ".cfg", ".txt") or p.name == "Makefile"]
+    pins = [p.name for p in files if re.search(r"torch *[=<>~]=* *\d", p.read_text())]
+    assert pins == ["pyproject.toml"]
+
+
+def test_building_without_torch_says_so(tmp_path):
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['setup.py', 'build_ext', '--build-lib', sys.argv[1]]; "
+        "exec(compile(open('setup.py').read(), 'setup.py', 'exec'), {'__file__': 'setup.py', '__name__': '__main__'})"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert "built against the installed torch" in last and "pip install torch==" in last
