@@ -22,6 +22,10 @@ def test_conv_relu_chain():
     assert "the same answer as plain" in run("examples/conv_relu_chain.py")
 
 
+def test_overhead():
+    assert re.search(r"\nrelu +[\d.]+ +[\d.]+ +[-\d.]+\n", run("examples/overhead.py"))
+
+
 @pytest.mark.parametrize("with_checkpoint", [False, True])
 def test_resnet50(tmp_path, with_checkpoint):
     arguments = ["examples/resnet50.py", "--rounds", "1"]

@@ -20,7 +20,6 @@ from torch_blocked.tensor import (
     check_tensor,
     inner_is_dense,
     lies_in_order,
-    merge_axes,
     split_axes,
 )
 
@@ -126,22 +125,6 @@ class ViewBlocked(torch.autograd.Function):
         return to_dense(grad), None
 
 
-class ViewStrided(torch.autograd.Function):
-    """`view_strided`: the same bytes without a blocking."""
-
-    @staticmethod
-    def forward(y: BlockedTensor) -> Tensor:
-        return merge_axes(y)
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
-        pass
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
-        return grad
-
-
 @torch._dynamo.allow_in_graph
 def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
     """`ToFormat` as torch.compile takes it: a call with plain arguments, its inside not looked at."""
@@ -196,17 +179,10 @@ def view_blocked(x: Tensor, fmt: Format) -> BlockedTensor:
     return ViewBlocked.apply(x, fmt.blocking)
 
 
-def view_strided(y: BlockedTensor) -> Tensor:
-    """`y` as an ordinary strided tensor on the same memory, without a copy, where one set of strides can say it.
-
-    Raises: ValueError where a copy would be needed: ``y.to_dense()`` makes it.
-    """
+def view_strided(y: Tensor) -> Tensor:
+    """As `BlockedTensor.view_strided`; a plain tensor is returned as it is."""
     check_tensor("view_strided", y)
-    if not isinstance(y, BlockedTensor):
-        return y
-    if merge_axes(y) is None:
-        raise ValueError(f"view_strided: {y.format.tag} of size {tuple(y.shape)} has no strides; y.to_dense() copies")
-    return ViewStrided.apply(y)
+    return y.view_strided() if isinstance(y, BlockedTensor) else y
 
 
 # ---- What PyTorch's functions do with a format

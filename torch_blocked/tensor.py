@@ -103,6 +103,19 @@ class BlockedTensor(Tensor):
             return self.to(memory_format)
         return self._in_plain_format(memory_format)
 
+    def view_strided(self) -> Tensor:
+        """This tensor as an ordinary strided one on the same memory, where one set of strides can say it.
+
+        They can where an axis and its blocks merge: N×C×1×1 of whole blocks, or channels of one block. Differentiable.
+
+        Raises: ValueError where a copy would be needed: `to_dense` makes it.
+        """
+        if merge_axes(self) is None:
+            raise ValueError(
+                f"view_strided: {self.format.tag} of size {tuple(self.shape)} has no strides; y.to_dense() copies"
+            )
+        return ViewStrided.apply(self)
+
     def _in_plain_format(self, memory_format: torch.memory_format) -> Tensor:
         return METHODS["contiguous"](plain_format(self.dim(), memory_format), None, (self,), {})
 
@@ -350,3 +363,19 @@ def merge_axes(y: BlockedTensor) -> Tensor | None:
                 return None
         stride.append(physical.stride(held[-1]))
     return physical.as_strided(size, stride, physical.storage_offset())
+
+
+class ViewStrided(torch.autograd.Function):
+    """`view_strided`: the same bytes without a blocking."""
+
+    @staticmethod
+    def forward(y: BlockedTensor) -> Tensor:
+        return merge_axes(y)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
+        pass
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
+        return grad

@@ -78,6 +78,21 @@ struct Tile {
   int64_t src_block, src_row;
 };
 
+// The rows [begin, end) of the filter that see src, not only padding, from any of the dst rows [oh, oh + rows).
+struct TapRows {
+  int64_t begin, end;
+};
+
+TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows) {
+  // Filter rows that lie above src row `ih` when the filter's first lies at `first`.
+  const auto rows_above = [&](int64_t ih, int64_t first) {
+    return ih <= first ? 0 : std::min(c.kh, (ih - first + c.dilation_h - 1) / c.dilation_h);
+  };
+  const int64_t first = oh * c.stride_h - c.pad_h, last = first + (rows - 1) * c.stride_h;
+  const int64_t begin = rows_above(0, last);
+  return {begin, std::max(begin, rows_above(c.ih, first))};
+}
+
 // A pair of output channel blocks (one where the group has an odd number) over the whole tile.
 void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, bool prefetch) {
   const Conv& c = plan.conv;
@@ -85,12 +100,12 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   const int64_t blocks = std::min<int64_t>(2, plan.oc_blocks - pair * 2), dst_row = plan.flat ? 0 : c.dst_row();
   ConvArgs a;
   a.src_block = tile.src_block;
-  a.taps = plan.taps.data();
-  a.ntaps = plan.taps.size();
   a.nblocks = tile.ic_end - tile.ic_begin;
   a.lanes = std::min(c.block, c.group_ic());
   a.wei_block = c.wei_md.strides[0];
-  a.wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.ntaps * a.lanes * c.block;
+  const int64_t wei_tap = a.lanes * c.block;
+  a.wei_ic_block = c.kh * c.kw * wei_tap;
+  const float* const wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.wei_ic_block;
   a.dst_block = c.dst_plane();
   a.dst_row = dst_row;
   a.first = tile.ic_begin == 0;
@@ -99,6 +114,10 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = tile.cols <= plan.kernels.cols_two && row + 1 < tile.rows;
+    const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
+    a.taps = plan.taps.data() + taps.begin * c.kw;
+    a.ntaps = (taps.end - taps.begin) * c.kw;
+    a.wei = wei + taps.begin * c.kw * wei_tap;
     for (int64_t call = 0; call < ncalls; call++) {
       int64_t begin, end;
       split(tile.cols, ncalls, call, begin, end);

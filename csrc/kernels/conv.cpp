@@ -69,9 +69,9 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
       acc[b][r * Cols + c] = a.first ? start : Vec::loadu(pixel);
     }
   }
-  const float* wei = a.wei;
   const int64_t lanes = Pixel == 1 ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
   for (int64_t k = 0; k < a.nblocks; k++) {
+    const float* wei = a.wei + k * a.wei_ic_block;
     for (int64_t t = 0; t < a.ntaps; t++) {
       const float* const src = a.src + k * a.src_block + a.taps[t];
 #pragma GCC unroll 4

@@ -30,7 +30,8 @@ struct ConvArgs {
   const int64_t* taps;
   int64_t ntaps, nblocks, lanes;
   const float* wei;
-  int64_t wei_block;  // to the next block of output channels
+  int64_t wei_block;     // to the next block of output channels
+  int64_t wei_ic_block;  // from the first tap of an ic block to that of the next
   float* dst;
   int64_t dst_block, dst_row;
   bool first, last;  // the sum starts here (not from dst), ends here (the epilogue applies)
