@@ -1,4 +1,4 @@
-"""What a call on a blocked tensor costs beside the same call on a plain one: tiny tensors, so that only overhead is left."""
+"""What a call on a blocked tensor costs beside the same on a plain one: tiny tensors, so that only overhead is left."""
 
 from __future__ import annotations
 
