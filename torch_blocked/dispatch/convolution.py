@@ -38,9 +38,10 @@ def convolution(
     block, src, src_blocking = _source(x, weight, groups)
     if isinstance(weight, BlockedTensor):
         wei, wei_blocking = weight._physical, weight._blocking
-    else:  # packed by the operator on every call
+    else:
         wei, wei_blocking = weight, _PLAIN
-        counting.record_reorder(_PLAIN, _CHANNELS[block], wei, wei)
+    if wei_blocking.block(0) != block:  # packed by the operator on every call
+        counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
     physical = library.convolution_op(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
         *window, groups, block,
