@@ -487,10 +487,4 @@ void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md
   });
 }
 
-const char* reorder_implementation(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
-  if (!has_elements(dst_md)) return "reference";
-  Plan plan;
-  return choose(src_md, dst_md, element_size, plan).name;
-}
-
 }  // namespace torch_blocked

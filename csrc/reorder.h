@@ -12,7 +12,4 @@ namespace torch_blocked {
 void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md, void* dst, int64_t element_size,
              int64_t nthreads);
 
-// The name of the implementation that reorder() chooses: "copy", "transpose" or "reference".
-const char* reorder_implementation(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size);
-
 }  // namespace torch_blocked
