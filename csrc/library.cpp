@@ -77,7 +77,10 @@ Tensor empty_pooled(IntArrayRef size, at::ScalarType dtype) {
   return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
 }
 
-void empty_cache() { Pool::instance().empty(); }
+void empty_cache() {
+  Pool::instance().empty();
+  PackedWeights::instance().empty();
+}
 int64_t cached_bytes() { return Pool::instance().cached_bytes(); }
 
 // Turns guards on or off and returns how many outputs freed since the last call had theirs overwritten.
@@ -270,6 +273,16 @@ Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, 
   return c;
 }
 
+// What weights packed from this tensor may be kept under. Only where every write to it is counted: not where it is
+// plain or has plain views (blocks along one axis only), which may be written through `.data`; and not inference
+// tensors, which count nothing.
+std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking) {
+  if (weight_blocking.size() < 4 || weight.is_inference()) return std::nullopt;
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(weight.getIntrusivePtr());
+  return WeightKey{weight.unsafeGetTensorImpl(), weight._version(), weight.const_data_ptr(), int64_t(weight.nbytes()),
+                   [weak] { return !weak.expired(); }};
+}
+
 Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
                        IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
                        IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
@@ -301,9 +314,39 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
   c.src = src.const_data_ptr<float>();
   c.wei = weight.const_data_ptr<float>();
   c.dst = dst.mutable_data_ptr<float>();
-  convolve(c);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  convolve(c, key ? &*key : nullptr);
   return dst;
 }
+
+std::tuple<std::string, std::string> convolution_algorithm(const Tensor& src, IntArrayRef src_blocking,
+                                                           const Tensor& weight, IntArrayRef weight_size,
+                                                           IntArrayRef weight_blocking, IntArrayRef stride,
+                                                           IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                                                           int64_t block) {
+  const Conv c =
+      problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  const Choice choice = explain(c, key ? &*key : nullptr);
+  return {choice.algorithm->name, choice.reason};
+}
+
+void set_winograd_by_name(c10::string_view mode, int64_t max_bytes) {
+  static constexpr std::pair<const char*, Winograd> modes[] = {{"auto", Winograd::Auto},
+                                                               {"never", Winograd::Never},
+                                                               {"always", Winograd::Always},
+                                                               {"f2", Winograd::F2},
+                                                               {"f4", Winograd::F4}};
+  for (const auto& [name, value] : modes)
+    if (mode == name) {
+      set_winograd(value);
+      PackedWeights::instance().set_bound(max_bytes);
+      return;
+    }
+  TORCH_CHECK_VALUE(false, "winograd: one of auto, never, always, f2, f4, got '", mode, "'");
+}
+
+int64_t packed_weights_bytes() { return PackedWeights::instance().bytes(); }
 
 // ---- batch normalization
 
@@ -342,12 +385,26 @@ void set_isa_by_name(c10::string_view name) {
 }  // namespace
 }  // namespace torch_blocked
 
+// Not operators: called for every BlockedTensor that is made.
+extern "C" {
+
+// `tensor` counts its versions together with `other`: a write to either is a write to both.
+__attribute__((visibility("default"))) void torch_blocked_share_version(void* tensor, void* other) {
+  auto* const impl = static_cast<c10::TensorImpl*>(tensor);
+  auto* const counted = static_cast<c10::TensorImpl*>(other);
+  if (!impl->is_inference() && !counted->is_inference()) impl->set_version_counter(counted->version_counter());
+}
+
 // A wrapper subclass has a storage without bytes; code that does not know reads address 0. From here on it gets an
-// error. Not an operator: it is called for every BlockedTensor that is made.
-extern "C" __attribute__((visibility("default"))) void torch_blocked_forbid_data_access(void* storage_impl) {
-  static_cast<c10::StorageImpl*>(storage_impl)
+// error. Its versions are those of the physical tensor.
+__attribute__((visibility("default"))) void torch_blocked_wrap(void* wrapper, void* physical) {
+  static_cast<c10::TensorImpl*>(wrapper)
+      ->unsafe_storage()
+      .unsafeGetStorageImpl()
       ->release_data_and_set_meta_custom_data_ptr_error_msg_(
           "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
+  torch_blocked_share_version(wrapper, physical);
+}
 }
 
 TORCH_LIBRARY(torch_blocked, m) {
@@ -359,6 +416,11 @@ TORCH_LIBRARY(torch_blocked, m) {
       "bias, "
       "int[] stride, int[] padding, int[] dilation, int groups, int block, Tensor? scale=None, Tensor? shift=None, "
       "Tensor? residual=None, str activation='none') -> Tensor");
+  m.def(
+      "convolution_algorithm(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
+      "int[] stride, int[] padding, int[] dilation, int groups, int block) -> (str, str)");
+  m.def("set_winograd(str mode, int max_bytes) -> ()", torch_blocked::set_winograd_by_name);
+  m.def("packed_weights_bytes() -> int", torch_blocked::packed_weights_bytes);
   m.def("batch_norm(Tensor src, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps) -> Tensor");
   m.def("empty_cache() -> ()", torch_blocked::empty_cache);
   m.def("cached_bytes() -> int", torch_blocked::cached_bytes);
@@ -371,5 +433,6 @@ TORCH_LIBRARY(torch_blocked, m) {
 TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("reorder", torch_blocked::reorder_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
+  m.impl("convolution_algorithm", torch_blocked::convolution_algorithm);
   m.impl("batch_norm", torch_blocked::batch_norm_cpu);
 }

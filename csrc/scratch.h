@@ -1,8 +1,9 @@
-// Per-thread scratch memory for the kernels: it only grows, and is reused by every call the thread makes.
+// Memory of the kernels' own, in huge pages so that TLB misses never matter, and each thread's scratch made of it.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -10,40 +11,52 @@
 
 namespace torch_blocked {
 
-class Scratch {
+// `count` floats of unspecified content. Throws std::bad_alloc.
+class HugeBuffer {
  public:
-  Scratch() = default;
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  ~Scratch() { std::free(data_); }
-
-  // At least `count` floats of unspecified content, valid until this thread's next call. Throws std::bad_alloc.
-  static float* get(int64_t count) {
-    static thread_local Scratch scratch;
-    return scratch.grow(count);
+  HugeBuffer() = default;
+  explicit HugeBuffer(int64_t count) {
+    const int64_t wanted = count * int64_t(sizeof(float)), alignment = wanted < page ? 64 : page;
+    const int64_t bytes = (wanted + alignment - 1) / alignment * alignment;
+    data_ = static_cast<float*>(std::aligned_alloc(alignment, bytes));
+    if (data_ == nullptr) throw std::bad_alloc();
+    count_ = bytes / sizeof(float);
+#ifdef __linux__
+    if (alignment == page) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
   }
+  HugeBuffer(HugeBuffer&& other) noexcept : data_(other.data_), count_(other.count_) {
+    other.data_ = nullptr;
+    other.count_ = 0;
+  }
+  HugeBuffer& operator=(HugeBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(count_, other.count_);
+    return *this;
+  }
+  ~HugeBuffer() { std::free(data_); }
+
+  float* data() const { return data_; }
+  int64_t count() const { return count_; }  // rounded up to whole cache lines or pages
 
  private:
-  // Huge pages, so that TLB misses never matter.
   static constexpr int64_t page = int64_t(2) << 20;
-
-  float* grow(int64_t count) {
-    const int64_t bytes = (count * int64_t(sizeof(float)) + page - 1) / page * page;
-    if (bytes > bytes_) {
-      std::free(data_);
-      bytes_ = 0;
-      data_ = static_cast<float*>(std::aligned_alloc(page, bytes));
-      if (data_ == nullptr) throw std::bad_alloc();
-#ifdef __linux__
-      madvise(data_, bytes, MADV_HUGEPAGE);
-#endif
-      bytes_ = bytes;
-    }
-    return data_;
-  }
-
   float* data_ = nullptr;
-  int64_t bytes_ = 0;
+  int64_t count_ = 0;
+};
+
+class Scratch {
+ public:
+  // At least `count` floats of unspecified content, valid until this thread's next call. It only grows, and every call
+  // the thread makes reuses it. Throws std::bad_alloc.
+  static float* get(int64_t count) {
+    static thread_local HugeBuffer scratch;
+    if (scratch.count() < count) {
+      scratch = HugeBuffer();
+      scratch = HugeBuffer(count);
+    }
+    return scratch.data();
+  }
 };
 
 }  // namespace torch_blocked

@@ -28,6 +28,13 @@ def quiet_fallbacks():
         yield
 
 
+@pytest.fixture(autouse=True)
+def winograd_mode():
+    """Convolutions are direct, exact on small integers; Winograd's have a file of tests, which overrides this."""
+    with tb.winograd("never"):
+        yield
+
+
 @pytest.fixture(params=AVAILABLE)
 def isa(request):
     """Each ISA tier that this CPU has; restored afterwards."""

@@ -1540,6 +1540,8 @@ CALLS = {
     aten.convolution_backward.default: lambda x, f: f(
         torch.ones(2, 2, 3, 3), x, x, [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
     ),
+    aten.conv2d.default: lambda x, f: f(x, x, None, [1, 1], [1, 1]),
+    aten.batch_norm.default: lambda x, f: f(x, ones(x), None, ones(x), 2 * ones(x), False, 0.1, 1e-5, False),
     aten._native_batch_norm_legit_no_training.default: lambda x, f: f(x, None, None, ones(x), 2 * ones(x), 0.1, 1e-5),
     aten.native_batch_norm.default: lambda x, f: f(x, ones(x), None, ones(x), ones(x), True, 0.1, 1e-5),
     aten._native_batch_norm_legit.default: lambda x, f: f(x, None, ones(x), ones(x), ones(x), True, 0.1, 1e-5),

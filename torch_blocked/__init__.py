@@ -9,10 +9,11 @@ x.to(tb.blocked)          # a BlockedTensor in the fastest format for this CPU
 from torch_blocked import dispatch as _dispatch
 from torch_blocked import formats as _formats
 from torch_blocked.counting import Counters, count, counters, reset_counters
+from torch_blocked.dispatch.convolution import Algorithm, algorithm
 from torch_blocked.dispatch.fallback import FallbackWarning
 from torch_blocked.dispatch.fallback import fallback_policy as fallback
 from torch_blocked.formats import Format, blocked, format
-from torch_blocked.library import empty_cache, isa
+from torch_blocked.library import empty_cache, isa, winograd
 from torch_blocked.memory_desc import Blocking, MemoryDesc
 from torch_blocked.reorder import view_blocked, view_strided
 from torch_blocked.tensor import BlockedTensor, from_physical
@@ -22,12 +23,14 @@ globals().update(_formats.CONSTANTS)
 
 __version__ = "0.1.0"
 __all__ = [
+    "Algorithm",
     "BlockedTensor",
     "Blocking",
     "Counters",
     "FallbackWarning",
     "Format",
     "MemoryDesc",
+    "algorithm",
     "blocked",
     "count",
     "counters",
@@ -39,5 +42,6 @@ __all__ = [
     "reset_counters",
     "view_blocked",
     "view_strided",
+    "winograd",
     *_formats.CONSTANTS,
 ]

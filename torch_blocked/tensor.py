@@ -36,14 +36,14 @@ class BlockedTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    @torch._disable_dynamo
+    @torch._dynamo.decorators.skip  # seen between the breaks of a compiled function, and cannot be traced
     def __new__(
         cls: type, physical: Tensor, blocking: Blocking, size: torch.Size, requires_grad: bool = False
     ) -> BlockedTensor:
         self = Tensor._make_wrapper_subclass(
             cls, size, dtype=physical.dtype, device=physical.device, requires_grad=requires_grad
         )
-        library.forbid_data_access(self.untyped_storage()._cdata)
+        library.wrap(self._cdata, physical._cdata)
         self._physical, self._blocking = physical, blocking
         return self
 
@@ -129,6 +129,7 @@ class BlockedTensor(Tensor):
         if isinstance(value, BlockedTensor):
             Tensor.data.__set__(self, value)
             self._physical, self._blocking = value._physical, value._blocking
+            library.share_version(self._cdata, self._physical._cdata)
             return
         check_tensor("assigning .data", value)
         # `.data =` changes no class: a plain value would be read as blocked. Swapping the objects does.

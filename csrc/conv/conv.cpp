@@ -1,13 +1,26 @@
 #include "conv.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <cstring>
+#include <limits>
 
 #include "../reorder.h"
+#include "../scratch.h"
 
 namespace torch_blocked {
 
 static const Algorithm* const algorithms[] = {&conv_first, &conv_direct, &conv_depthwise, &conv_reference};
+// What a convolution that runs direct can be done by instead.
+static const struct {
+  const Algorithm* algorithm;
+  Winograd mode;
+} winograd_algorithms[] = {{&conv_winograd_f4, Winograd::F4}, {&conv_winograd_f2, Winograd::F2}};
+
+static std::atomic<Winograd> winograd_mode{Winograd::Auto};
+
+void set_winograd(Winograd mode) { winograd_mode = mode; }
 
 const ConvKernels* Conv::kernels() const {
   // Vectors of 8 on a CPU with vectors of 16 too: nChw8c runs on the AVX2 build there.
@@ -18,24 +31,93 @@ const ConvKernels* Conv::kernels() const {
   return nullptr;
 }
 
-const Algorithm& choose(const Conv& conv) {
+static std::string milliseconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.3g ms", seconds * 1e3);
+  return text;
+}
+
+Choice choose(const Conv& conv, double uses) {
+  const Winograd mode = winograd_mode;
+  Choice best{&conv_reference, "the first of the list that takes these formats"};
+  for (const Algorithm* algorithm : algorithms)
+    if (algorithm->can(conv)) {
+      best.algorithm = algorithm;
+      break;
+    }
+  if (best.algorithm != &conv_direct) return best;
+  if (!conv_winograd_f4.can(conv)) return {best.algorithm, "Winograd takes 3x3 kernels of stride 1 without groups"};
+  if (mode == Winograd::Never) return {best.algorithm, "Winograd is off"};
+  double least = mode == Winograd::Auto ? best.algorithm->seconds(conv) : std::numeric_limits<double>::infinity();
+  std::string estimates = std::string("estimates: direct ") + milliseconds(best.algorithm->seconds(conv));
+  for (const auto& [algorithm, its_mode] : winograd_algorithms) {
+    if (mode != Winograd::Auto && mode != Winograd::Always && mode != its_mode) continue;
+    const double seconds = algorithm->seconds(conv) + algorithm->pack_seconds(conv) / uses;
+    estimates += std::string(", ") + algorithm->name + " " + milliseconds(seconds);
+    if (seconds >= least) continue;
+    least = seconds;
+    best.algorithm = algorithm;
+  }
+  best.reason = estimates;
+  return best;
+}
+
+static const Algorithm& without_packing(const Conv& conv) {
   for (const Algorithm* algorithm : algorithms)
     if (algorithm->can(conv)) return *algorithm;
   return conv_reference;
 }
 
-void convolve(const Conv& conv) {
-  const Algorithm& algorithm = choose(conv);
-  const MemoryDesc wanted = algorithm.weights(conv);
-  if (same_layout(wanted, conv.wei_md)) return algorithm.run(conv);
-  int64_t size = wanted.inner_numel();
-  for (int d = 0; d < wanted.ndims; d++) size *= wanted.outer(d);
-  std::vector<float> packed(size);
-  reorder(conv.wei_md, conv.wei, wanted, packed.data(), sizeof(float), conv.nthreads);
-  Conv with_packed = conv;
-  with_packed.wei_md = wanted;
-  with_packed.wei = packed.data();
-  algorithm.run(with_packed);
+static Conv with_weights(const Conv& conv, const MemoryDesc& wei_md, const float* wei) {
+  Conv with = conv;
+  with.wei_md = wei_md;
+  with.wei = wei;
+  return with;
+}
+
+static int64_t elements(const MemoryDesc& md) {
+  int64_t count = md.inner_numel();
+  for (int d = 0; d < md.ndims; d++) count *= md.outer(d);
+  return count;
+}
+
+ReorderedWeights::ReorderedWeights(const Conv& given, const MemoryDesc& wanted) : conv(given) {
+  if (same_layout(wanted, given.wei_md)) return;
+  reordered_.resize(elements(wanted));
+  reorder(given.wei_md, given.wei, wanted, reordered_.data(), sizeof(float), given.nthreads);
+  conv = with_weights(given, wanted, reordered_.data());
+}
+
+static double gain(const Conv& conv, const Algorithm& packing) {
+  return without_packing(conv).seconds(conv) - packing.seconds(conv);
+}
+
+void convolve(const Conv& conv, const WeightKey* key) {
+  PackedWeights& kept = PackedWeights::instance();
+  const Algorithm* algorithm = choose(conv, key ? kept.uses(*key, true) : 1).algorithm;
+  const MemoryDesc wanted = algorithm->weights(conv);
+  if (algorithm->pack == nullptr) return algorithm->run(ReorderedWeights(conv, wanted).conv);
+  const auto pack = [&](float* packed) { algorithm->pack(conv, wanted, packed); };
+  if (key == nullptr) {
+    const HugeBuffer packed(elements(wanted));
+    pack(packed.data());
+    return algorithm->run(with_weights(conv, wanted, packed.data()));
+  }
+  if (const auto packed = kept.get(*key, algorithm->name, elements(wanted), gain(conv, *algorithm), pack))
+    return algorithm->run(with_weights(conv, wanted, packed->data()));
+  const Algorithm& otherwise = without_packing(conv);
+  otherwise.run(ReorderedWeights(conv, otherwise.weights(conv)).conv);
+}
+
+Choice explain(const Conv& conv, const WeightKey* key) {
+  PackedWeights& kept = PackedWeights::instance();
+  const Choice choice = choose(conv, key ? kept.uses(*key, false) : 1);
+  if (choice.algorithm->pack == nullptr || key == nullptr) return choice;
+  const int64_t count = elements(choice.algorithm->weights(conv));
+  if (kept.has(*key, choice.algorithm->name, count, gain(conv, *choice.algorithm))) return choice;
+  return {&without_packing(conv), std::string("no room for the ") + std::to_string(count * sizeof(float)) +
+                                      " bytes of " + choice.algorithm->name +
+                                      "'s weights within max_bytes = " + std::to_string(kept.bound())};
 }
 
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks) {

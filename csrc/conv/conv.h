@@ -2,11 +2,14 @@
 //
 // Each algorithm is one file and one entry of the list in conv.cpp; `reference` ends the list and takes everything.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "../kernels/conv.h"
 #include "../memory_desc.h"
+#include "packed_weights.h"
 
 namespace torch_blocked {
 
@@ -48,16 +51,52 @@ struct Algorithm {
   bool (*can)(const Conv&);            // whether it takes this src, whatever the weights' format
   MemoryDesc (*weights)(const Conv&);  // the weights' format it wants
   void (*run)(const Conv&);
+  // Where the weights it wants are more than a reorder of the tensor's: computes them from any format.
+  void (*pack)(const Conv&, const MemoryDesc& wanted, float* packed) = nullptr;
+  // Estimates, for algorithms between which there is a choice.
+  double (*seconds)(const Conv&) = nullptr;
+  double (*pack_seconds)(const Conv&) = nullptr;
 };
 
-// The first algorithm of the list that can; deterministic in the arguments and the ISA tier.
-const Algorithm& choose(const Conv& conv);
-void convolve(const Conv& conv);
+// How Winograd's algorithms are chosen: by the estimates, never, or wherever they can (f2, f4: one of the two).
+enum class Winograd { Auto, Never, Always, F2, F4 };
+void set_winograd(Winograd mode);
+
+struct Choice {
+  const Algorithm* algorithm;
+  std::string reason;
+};
+
+// The algorithm for a problem; deterministic in its arguments, the ISA tier and set_winograd. `uses` is how many calls
+// share one packing of the weights.
+Choice choose(const Conv& conv, double uses);
+
+// Runs it, with weights kept between calls where there is a `key` to keep them under.
+void convolve(const Conv& conv, const WeightKey* key);
+// What convolve would choose, without an effect on what is kept.
+Choice explain(const Conv& conv, const WeightKey* key);
 
 // The weights' descriptor with these dims: outer dims in the order `order`, then the inner blocks, all dense.
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks);
 // The same dims, strides (but where a dim is 1 they do not matter) and blocks.
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
+
+// How many input channel blocks are summed in one go where each has `taps` products a lane: the error of a sum of n
+// products grows as sqrt(n), so long ones are cut into parts of about sum_products.
+constexpr int64_t sum_products = 288;
+inline int64_t sum_blocks(const Conv& conv, int64_t taps) {
+  return std::max<int64_t>(1, sum_products / (taps * conv.block));
+}
+
+// The same problem with its weights in the format `wanted`: reordered, unless they are in it.
+class ReorderedWeights {
+ public:
+  ReorderedWeights(const Conv& given, const MemoryDesc& wanted);
+  Conv conv;
+
+ private:
+  std::vector<float> reordered_;
+};
 
 // The post-ops' vectors, padded with zeros to whole blocks (the kernels read whole vectors), and the mask of real
 // channels.
@@ -72,6 +111,6 @@ class PaddedPostOps {
   std::vector<float> bias_, scale_, shift_, keep_;
 };
 
-extern const Algorithm conv_first, conv_direct, conv_depthwise, conv_reference;
+extern const Algorithm conv_first, conv_winograd_f4, conv_winograd_f2, conv_direct, conv_depthwise, conv_reference;
 
 }  // namespace torch_blocked

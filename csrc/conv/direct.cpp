@@ -5,6 +5,7 @@
 // are one long row, read in place.
 #include "../parallel.h"
 #include "../scratch.h"
+#include "cost.h"
 #include "window.h"
 
 namespace torch_blocked {
@@ -102,6 +103,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   a.src_block = tile.src_block;
   a.nblocks = tile.ic_end - tile.ic_begin;
   a.lanes = std::min(c.block, c.group_ic());
+  a.sum_blocks = sum_blocks(c, c.kh * c.kw);
   a.wei_block = c.wei_md.strides[0];
   const int64_t wei_tap = a.lanes * c.block;
   a.wei_ic_block = c.kh * c.kw * wei_tap;
@@ -192,6 +194,6 @@ void run(const Conv& c) {
 
 }  // namespace
 
-const Algorithm conv_direct = {"direct", can, weights, run};
+const Algorithm conv_direct = {"direct", can, weights, run, nullptr, direct_seconds};
 
 }  // namespace torch_blocked

@@ -1,59 +1,23 @@
 #include "conv.h"
 
-#include <ATen/cpu/vec/vec.h>
-
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
 
 #include "tier.h"
-
-#define UNROLL _Pragma("GCC unroll 16")
+#include "vec.h"
 
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
 
 #if defined(CPU_CAPABILITY_AVX512)
-constexpr int block = 16, max_cols = 14, max_cols_two = 7;  // 28 accumulators, 2 weights, 2 to spare
+constexpr int max_cols = 14, max_cols_two = 7;  // 28 accumulators, 2 weights, 2 to spare
 #elif defined(CPU_CAPABILITY_AVX2)
-constexpr int block = 8, max_cols = 6, max_cols_two = 3;  // 12 accumulators, 2 weights, 2 to spare
+constexpr int max_cols = 6, max_cols_two = 3;  // 12 accumulators, 2 weights, 2 to spare
 #else
-constexpr int block = 8, max_cols = 3, max_cols_two = 1;  // a block is two or more registers
+constexpr int max_cols = 3, max_cols_two = 1;
 #endif
-
-using FloatVec = at::vec::Vectorized<float>;
-using Vec = std::conditional_t<FloatVec::size() == block, FloatVec,
-                               at::vec::VectorizedN<float, (block > FloatVec::size() ? block / FloatVec::size() : 1)>>;
-static_assert(Vec::size() == block);
-
-inline Vec multiply_add(const Vec& a, const Vec& b, const Vec& c) {
-  if constexpr (std::is_same_v<Vec, FloatVec>)
-    return at::vec::fmadd(a, b, c);
-  else
-    return a * b + c;
-}
-
-template <int Rows, int Cols>
-inline void finish(const Epilogue& e, int64_t channel, int64_t dst_block, int64_t dst_row, Vec (&acc)[Rows * Cols]) {
-  if (e.scale || e.shift) {
-    const Vec scale = e.scale ? Vec::loadu(e.scale + channel) : Vec(1.f);
-    const Vec shift = e.shift ? Vec::loadu(e.shift + channel) : Vec(0.f);
-    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = multiply_add(acc[p], scale, shift);
-  }
-  if (e.residual) {
-    const float* residual = e.residual + channel / block * dst_block;
-    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
-        acc[r * Cols + c] + Vec::loadu(residual + r * dst_row + c * block);
-  }
-  if (e.clamp) {
-    const Vec lower(e.lower), upper(e.upper);
-    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = at::vec::clamp(acc[p], lower, upper);
-  }
-  if (e.keep) {
-    const Vec keep = Vec::loadu(e.keep + channel), zero(0.f);
-    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = Vec::blendv(zero, acc[p], keep);
-  }
-}
 
 // Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
 template <int Pixel, int Rows, int Cols, int Blocks>
@@ -61,36 +25,45 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
   Vec acc[Blocks][Rows * Cols];
   float* const dst = a.dst;
   const int64_t dst_block = a.dst_block, dst_row = a.dst_row, src_row = a.src_row, wei_block = a.wei_block;
-  UNROLL for (int b = 0; b < Blocks; b++) {
-    const Vec start = a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
-    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-      float* const pixel = dst + b * dst_block + r * dst_row + c * block;
-      __builtin_prefetch(pixel, 1, 3);
-      acc[b][r * Cols + c] = a.first ? start : Vec::loadu(pixel);
+  const int64_t lanes = Pixel == 1 ? 1 : a.lanes, ahead = a.src_prefetch,
+                wei_ahead = a.wei_prefetch;  // a plain src has one lane a tap
+  for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
+    const bool first = a.first && begin == 0;
+    UNROLL for (int b = 0; b < Blocks; b++) {
+      const Vec start = first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
+      UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
+        __builtin_prefetch(dst + b * dst_block + r * dst_row + c * block, 1, 3);
+        acc[b][r * Cols + c] = start;
+      }
     }
-  }
-  const int64_t lanes = Pixel == 1 ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
-  for (int64_t k = 0; k < a.nblocks; k++) {
-    const float* wei = a.wei + k * a.wei_ic_block;
-    for (int64_t t = 0; t < a.ntaps; t++) {
-      const float* const src = a.src + k * a.src_block + a.taps[t];
+    for (int64_t k = begin; k < std::min(begin + a.sum_blocks, a.nblocks); k++) {
+      const float* wei = a.wei + k * a.wei_ic_block;
+      for (int64_t t = 0; t < a.ntaps; t++) {
+        const float* const src = a.src + k * a.src_block + a.taps[t];
 #pragma GCC unroll 4
-      for (int64_t i = 0; i < lanes; i++) {
-        if constexpr (Pixel > 1) __builtin_prefetch(src + ahead + i * block, 0, 3);
-        Vec w[Blocks];
-        UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
-        wei += block;
-        UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-          const Vec x(src[r * src_row + c * Pixel + i]);
-          UNROLL for (int b = 0; b < Blocks; b++) acc[b][r * Cols + c] = multiply_add(w[b], x, acc[b][r * Cols + c]);
+        for (int64_t i = 0; i < lanes; i++) {
+          if constexpr (Pixel > 1) __builtin_prefetch(src + ahead + i * block, 0, 3);
+          Vec w[Blocks];
+          UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
+          UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_block, 0, 3);
+          wei += block;
+          UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
+            const Vec x(src[r * src_row + c * Pixel + i]);
+            UNROLL for (int b = 0; b < Blocks; b++) acc[b][r * Cols + c] = multiply_add(w[b], x, acc[b][r * Cols + c]);
+          }
         }
       }
     }
-  }
-  UNROLL for (int b = 0; b < Blocks; b++) {
-    if (a.last) finish<Rows, Cols>(a.epilogue, b * block, dst_block, dst_row, acc[b]);
-    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c].store(
-        dst + b * dst_block + r * dst_row + c * block);
+    const bool last = a.last && begin + a.sum_blocks >= a.nblocks;
+    UNROLL for (int b = 0; b < Blocks; b++) {
+      float* const pixels = dst + b * dst_block;
+      if (!first)
+        UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c] =
+            acc[b][r * Cols + c] + Vec::loadu(pixels + r * dst_row + c * block);
+      if (last) finish<Rows, Cols>(a.epilogue, b * block, dst_block, dst_row, acc[b]);
+      UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c].store(
+          pixels + r * dst_row + c * block);
+    }
   }
 }
 

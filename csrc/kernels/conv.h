@@ -26,15 +26,18 @@ struct Epilogue {
 struct ConvArgs {
   const float* src;
   int64_t src_block, src_row;
-  int64_t src_prefetch;  // how far ahead of src the next call reads; 0 where it is not known
+  int64_t src_prefetch;      // how far ahead of src the next call reads; 0 where it is not known
+  int64_t wei_prefetch = 0;  // how far ahead weights are fetched, in floats
   const int64_t* taps;
   int64_t ntaps, nblocks, lanes;
+  // ic blocks summed in one go; the sums are then added up, which keeps the error of long ones small. At least 1.
+  int64_t sum_blocks = 1;
   const float* wei;
   int64_t wei_block;     // to the next block of output channels
   int64_t wei_ic_block;  // from the first tap of an ic block to that of the next
   float* dst;
   int64_t dst_block, dst_row;
-  bool first, last;  // the sum starts here (not from dst), ends here (the epilogue applies)
+  bool first, last;  // the sum starts here (else it adds to dst), ends here (the epilogue applies)
   Epilogue epilogue;
 };
 using ConvKernel = void (*)(const ConvArgs&);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -50,6 +52,24 @@ def convolution(
     return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[0], oh, ow))
 
 
+@register(aten.conv2d.default)
+def conv2d(
+    func: OpOverload,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: list[int] = (1, 1),
+    padding: list[int] = (0, 0),
+    dilation: list[int] = (1, 1),
+    groups: int = 1,
+) -> Tensor:
+    """What `inference_mode` delivers, not yet taken apart."""
+    if x.dim() != 4 or weight.dim() != 4:
+        return func.decompose(x, weight, bias, stride, padding, dilation, groups)
+    whole = aten.convolution.default
+    return convolution(whole, x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
+
+
 def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> bool:
     """Whether the operator takes these arguments; those that are wrong are left to PyTorch, which says why."""
     src, wei = x.shape, weight.shape
@@ -83,6 +103,39 @@ def _source(x: Tensor, weight: Tensor, groups: int) -> tuple[int, Tensor, Blocki
         return block, x, _PLAIN
     blocking = _CHANNELS[block]
     return block, reorder.to_blocking(x, blocking), blocking
+
+
+class Algorithm(NamedTuple):
+    """What a convolution runs, and why."""
+
+    name: str
+    reason: str
+
+
+def algorithm(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    stride: int | tuple[int, int] = 1,
+    padding: int | tuple[int, int] = 0,
+    dilation: int | tuple[int, int] = 1,
+    groups: int = 1,
+) -> Algorithm:
+    """The algorithm that ``F.conv2d(x, weight, None, stride, padding, dilation, groups)`` would run, not run.
+
+    ``name`` is "first" (src plain), "direct", "winograd_f2", "winograd_f4", "depthwise" (groups too), "reference", or
+    "fallback" where PyTorch computes it on plain tensors; ``reason`` says what decided, with the estimated times where
+    there was a choice. x is (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32.
+    """
+    window = [[v, v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
+    if not _has_kernel(x, weight, None, groups) or not _is_window(*window):
+        return Algorithm("fallback", "the operator takes 2-D float32 convolutions whose sizes match")
+    block, src, src_blocking = _source(x, weight, groups)
+    blocked = isinstance(weight, BlockedTensor)
+    wei, wei_blocking = (weight._physical, weight._blocking) if blocked else (weight, _PLAIN)
+    return Algorithm(*library.ops.convolution_algorithm(
+        src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), *window, groups, block
+    ))  # fmt: skip
 
 
 @register(aten.convolution_backward.default)

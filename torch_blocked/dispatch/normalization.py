@@ -50,6 +50,25 @@ def batch_norm_eval(
     return _normalize(x, weight, bias, mean, var, eps), torch.empty(0), torch.empty(0)
 
 
+@register(aten.batch_norm.default)
+def batch_norm_whole(
+    func: OpOverload,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    """What `inference_mode` delivers, not yet taken apart."""
+    if training or running_mean is None or not _has_kernel(x, weight, bias, running_mean, running_var):
+        return func.decompose(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
+    return _normalize(x, weight, bias, running_mean, running_var, eps)
+
+
 @register(aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 def batch_norm(
     func: OpOverload,

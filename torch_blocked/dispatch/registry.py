@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch._ops import OpOverload
 
+from torch_blocked import library
+
 Handler = Callable[..., object]
 
 HANDLERS: dict[OpOverload, Handler] = {}
@@ -53,14 +55,25 @@ def _decompose(func: OpOverload, *args: object, **kwargs: object) -> object:
 
 
 def _as_views(handler: Handler) -> Handler:
-    """In `inference_mode` a view of an ordinary tensor is an ordinary tensor; autograd cannot track any other."""
+    """Of a view operator: the physical tensors of its results count their versions with that of the argument.
+
+    In `inference_mode` a view of an ordinary tensor is an ordinary tensor; autograd cannot track any other.
+    """
 
     @functools.wraps(handler)
     def as_views(func: OpOverload, x: object, *args: object, **kwargs: object) -> object:
         if torch.is_inference_mode_enabled() and isinstance(x, torch.Tensor) and not x.is_inference():
             with torch.inference_mode(False), torch.no_grad():
-                return handler(func, x, *args, **kwargs)
-        return handler(func, x, *args, **kwargs)
+                return as_views(func, x, *args, **kwargs)
+        result = handler(func, x, *args, **kwargs)
+        base = getattr(x, "_physical", None)
+        if base is not None:
+            for view in result if isinstance(result, (list, tuple)) else (result,):
+                physical = getattr(view, "_physical", None)
+                if physical is not None and physical is not base:
+                    library.share_version(physical._cdata, base._cdata)
+                    library.share_version(view._cdata, base._cdata)
+        return result
 
     return as_views
 

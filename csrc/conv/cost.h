@@ -1,0 +1,12 @@
+// A cost model for the choice between direct and Winograd convolution: how long each would take, in seconds.
+#pragma once
+#include "conv.h"
+
+namespace torch_blocked {
+
+double direct_seconds(const Conv& conv);
+double winograd_seconds(const Conv& conv, int64_t m);
+// Of transforming the weights.
+double winograd_pack_seconds(const Conv& conv, int64_t m);
+
+}  // namespace torch_blocked

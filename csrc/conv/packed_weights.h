@@ -1,0 +1,78 @@
+// Weights that are more than a reorder of the tensor's (Winograd's), kept between calls.
+//
+// An entry belongs to one weight tensor as it was at one version: a write to the tensor drops it, and so does the
+// tensor's end. What is kept is bounded; where it does not fit, those stay that save the most time a byte.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../scratch.h"
+
+namespace torch_blocked {
+
+// A weight tensor and the state it is in. `alive` answers whether the tensor still is, at any later time; while it may
+// be asked, no other tensor has the same address.
+struct WeightKey {
+  const void* tensor;
+  int64_t version;
+  const void* data;
+  int64_t bytes;
+  std::function<bool()> alive;
+};
+
+class PackedWeights {
+ public:
+  using Packed = std::shared_ptr<const HugeBuffer>;
+  static PackedWeights& instance();
+
+  // How many calls one packing of these weights serves, as far as their past tells: many, until they change. `count`:
+  // this is one of them.
+  double uses(const WeightKey& key, bool count);
+  // The weights packed for an algorithm, by `pack` where they are not yet; null where there is no room for them beside
+  // those that gain more, in seconds a call and byte.
+  Packed get(const WeightKey& key, const std::string& algorithm, int64_t count, double gain,
+             const std::function<void(float*)>& pack);
+
+  // Whether `get` would answer.
+  bool has(const WeightKey& key, const std::string& algorithm, int64_t count, double gain);
+
+  // At most `bytes` kept; negative: twice the weights seen, but at least `least_bound`.
+  void set_bound(int64_t bytes);
+  int64_t bound();
+  int64_t bytes();
+  void empty();
+
+ private:
+  static constexpr int64_t least_bound = int64_t(256) << 20;
+  static constexpr double many = 1e9;
+
+  struct Form {  // the weights packed for one algorithm
+    std::string algorithm;
+    Packed packed;
+    double gain_per_byte;
+  };
+  struct Entry {
+    WeightKey key;
+    double uses = 0, uses_before = many;  // of this version, of the one before
+    std::vector<Form> forms;
+  };
+  Entry& entry(const WeightKey& key);
+  const Form* find(const WeightKey& key, const std::string& algorithm);
+  // What would have to go for `bytes` more; nothing where even that is not enough.
+  std::optional<std::vector<Form*>> in_the_way(int64_t bytes, double gain_per_byte);
+  void drop_dead();
+  int64_t bound_locked() const;
+  int64_t bytes_locked() const;
+
+  std::mutex mutex_;
+  std::unordered_map<const void*, Entry> entries_;
+  int64_t bound_ = -1;
+};
+
+}  // namespace torch_blocked

@@ -1,0 +1,223 @@
+// Winograd convolution, 3x3 of stride 1: F(2x2, 3x3) and F(4x4, 3x3), see kernels/winograd.h.
+//
+// A run of dst tiles goes through three steps inside one core's L2: their src tiles are transformed, each of the
+// (m + 2)^2 elements becomes a matrix product over the input channels, and the products of two output blocks at a time
+// are transformed back, post-ops included. Neither transformed tensor is ever whole in memory.
+#include "../kernels/winograd.h"
+
+#include "../parallel.h"
+#include "../scratch.h"
+#include "conv.h"
+#include "cost.h"
+
+namespace torch_blocked {
+namespace {
+
+const WinogradKernels* kernels(const Conv& c) {
+  for (int tier = int(isa()); tier >= 0; tier--) {
+    const WinogradKernels& table = TORCH_BLOCKED_KERNELS(winograd_kernels, Isa(tier));
+    if (table.block == c.block) return &table;
+  }
+  return nullptr;
+}
+
+bool can(const Conv& c) {
+  return c.kh == 3 && c.kw == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1 &&
+         c.groups == 1 && c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block &&
+         c.kernels() != nullptr && kernels(c) != nullptr;
+}
+
+// The transformed weights, (oc, ic, m + 2, m + 2): a matrix of oc x ic in blocks for each element of a tile.
+template <int M>
+MemoryDesc weights(const Conv& c) {
+  MemoryDesc dims_of = c.wei_md;
+  dims_of.dims[2] = dims_of.dims[3] = M + 2;
+  return dense_desc(dims_of, {2, 3, 0, 1}, {{1, c.block}, {0, c.block}});
+}
+
+void transform_weights(const Conv& given, const WinogradTransforms& transforms, const MemoryDesc& wanted,
+                       float* packed) {
+  const ReorderedWeights reordered(given, dense_desc(given.wei_md, {0, 1, 2, 3}, {{1, given.block}, {0, given.block}}));
+  const Conv& c = reordered.conv;
+  const int64_t ic_blocks = c.wei_md.outer(1), vectors = ic_blocks * c.block;  // of output channels, in a block of them
+  const int64_t matrix = c.block * c.block, wei_block = ic_blocks * 9 * matrix;
+  parallel_for(c.oc_blocks() * vectors, c.nthreads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t oc_block = i / vectors, ic = i % vectors, ic_block = ic / c.block, lane = ic % c.block * c.block;
+      transforms.wei(c.wei + oc_block * wei_block + ic_block * 9 * matrix + lane, matrix,
+                     packed + oc_block * wanted.strides[0] + ic_block * matrix + lane, wanted.strides[3]);
+    }
+  });
+}
+
+// How the work is cut up: tiles in runs, every run by one thread (or by each for its share of the output channels).
+struct Plan {
+  const Conv& conv;
+  const ConvKernels& gemm;
+  const WinogradTransforms& transforms;
+  PaddedPostOps post_ops;
+  int64_t size, planes;  // of a transformed tile: elements along an edge, and all
+  int64_t tile_rows, tile_cols, ntiles;
+  int64_t ic_blocks, oc_blocks;
+  int64_t group;             // output blocks between two transforms back
+  int64_t nruns, run_tiles;  // runs, and the most tiles in one
+  bool split_oc;
+
+  Plan(const Conv& c, const WinogradTransforms& t);
+  // Planes an odd number of cache lines apart do not fall into the same sets of the cache.
+  int64_t plane_of(int64_t blocks) const { return ((blocks * run_tiles + 1) | 1) * conv.block; }
+  int64_t src_plane() const { return plane_of(ic_blocks); }
+  int64_t dst_plane() const { return plane_of(group); }
+};
+
+// Bytes. While the transformed weights fit well into the last level cache, a run's transformed src stays in a core's L2
+// beside them and all weights are read for every run. Beyond, runs are long, so that the weights are read few times
+// from memory: the src of a run then lies in the last level cache, one of its planes in L2.
+constexpr int64_t src_budget = 640 << 10, long_src_budget = 8 << 20, most_reread_weights = 16 << 20;
+constexpr int64_t wei_prefetch = 1024;  // floats: a page, as the hardware's own prefetch ends at its border
+
+Plan::Plan(const Conv& c, const WinogradTransforms& t) : conv(c), gemm(*c.kernels()), transforms(t), post_ops(c) {
+  size = t.m + 2;
+  planes = size * size;
+  tile_rows = (c.oh + t.m - 1) / t.m;
+  tile_cols = (c.ow + t.m - 1) / t.m;
+  ntiles = c.n * tile_rows * tile_cols;
+  ic_blocks = c.wei_md.outer(1);
+  oc_blocks = c.oc_blocks();
+  const int64_t wei_bytes = planes * ic_blocks * oc_blocks * c.block * c.block * sizeof(float);
+  const bool long_runs = wei_bytes > most_reread_weights;
+  group = long_runs ? oc_blocks : 2;
+  const int64_t tile_bytes = planes * ic_blocks * c.block * sizeof(float);
+  const int64_t calls = std::max<int64_t>(1, (long_runs ? long_src_budget : src_budget) / (tile_bytes * gemm.cols));
+  nruns = (ntiles + calls * gemm.cols - 1) / (calls * gemm.cols);
+  split_oc = c.oc > ntiles && oc_blocks >= 2 * c.nthreads;
+  if (!split_oc) nruns = std::min(ntiles, (nruns + c.nthreads - 1) / c.nthreads * c.nthreads);
+  run_tiles = (ntiles + nruns - 1) / nruns;
+}
+
+// A tile's place: its image and its first dst pixel.
+struct Tile {
+  int64_t n, row, col;
+  Tile(const Plan& p, int64_t index)
+      : n(index / (p.tile_rows * p.tile_cols)),
+        row(index / p.tile_cols % p.tile_rows * p.transforms.m),
+        col(index % p.tile_cols * p.transforms.m) {}
+};
+
+// One tile of one channel block; `edge` holds the pixels of a tile that reaches into the padding.
+void transform_src(const Plan& plan, const Tile& tile, int64_t ic_block, float* edge, float* dst) {
+  const Conv& c = plan.conv;
+  const int64_t top = tile.row - c.pad_h, left = tile.col - c.pad_w, size = plan.size, src_row = c.src_md.strides[2];
+  const float* const src = c.src + tile.n * c.src_md.strides[0] + ic_block * c.src_md.strides[1];
+  if (top >= 0 && left >= 0 && top + size <= c.ih && left + size <= c.iw)
+    return plan.transforms.src(src + top * src_row + left * c.block, src_row, dst, plan.src_plane());
+  const int64_t col_begin = std::clamp<int64_t>(-left, 0, size), col_end = std::clamp(c.iw - left, col_begin, size);
+  std::fill_n(edge, plan.planes * c.block, 0.f);
+  for (int64_t y = std::max<int64_t>(0, -top); y < std::min(size, c.ih - top); y++)
+    plan.gemm.copy_pixels(src + (top + y) * src_row + (left + col_begin) * c.block, c.block,
+                          edge + (y * size + col_begin) * c.block, col_end - col_begin);
+  plan.transforms.src(edge, size * c.block, dst, plan.src_plane());
+}
+
+// products[plane][block][tile] of some output blocks from oc_block on.
+void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles, const float* src, float* products) {
+  static const int64_t no_offset = 0;
+  const Conv& c = plan.conv;
+  const int64_t matrix = c.block * c.block, ncalls = (tiles + plan.gemm.cols - 1) / plan.gemm.cols;
+  ConvArgs a{};
+  a.src_block = a.dst_block = tiles * c.block;
+  a.taps = &no_offset;
+  a.ntaps = 1;
+  a.nblocks = plan.ic_blocks;
+  a.lanes = c.block;
+  a.sum_blocks = sum_blocks(c, 1);
+  a.wei_ic_block = matrix;
+  a.wei_block = plan.ic_blocks * matrix;
+  a.first = true;
+  a.wei_prefetch = wei_prefetch;
+  for (int64_t plane = 0; plane < plan.planes; plane++)
+    for (int64_t b = 0; b < blocks; b += 2) {
+      const ConvKernel* const kernels = plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1];
+      a.wei = c.wei + (plane * plan.oc_blocks + oc_block + b) * a.wei_block;
+      for (int64_t call = 0; call < ncalls; call++) {
+        int64_t begin, end;
+        split(tiles, ncalls, call, begin, end);
+        a.src = src + plane * plan.src_plane() + begin * c.block;
+        a.dst = products + plane * plan.dst_plane() + (b * tiles + begin) * c.block;
+        kernels[end - begin - 1](a);
+      }
+    }
+}
+
+void transform_dst(const Plan& plan, const Tile& tile, int64_t oc_block, const float* products) {
+  const Conv& c = plan.conv;
+  const int64_t offset =
+      (tile.n * plan.oc_blocks + oc_block) * c.dst_plane() + tile.row * c.dst_row() + tile.col * c.block;
+  plan.transforms.dst(products, plan.dst_plane(), c.dst + offset, c.dst_row(),
+                      std::min(plan.transforms.m, c.oh - tile.row), std::min(plan.transforms.m, c.ow - tile.col),
+                      plan.post_ops.at(oc_block, 1, offset));
+}
+
+// Output blocks [oc_begin, oc_end) of tiles [begin, end).
+void compute_run(const Plan& plan, int64_t begin, int64_t end, int64_t oc_begin, int64_t oc_end) {
+  const int64_t tiles = end - begin, block = plan.conv.block;
+  float* const src = Scratch::get(plan.planes * (plan.src_plane() + plan.dst_plane() + block));
+  float* const products = src + plan.planes * plan.src_plane();
+  float* const edge = products + plan.planes * plan.dst_plane();
+  for (int64_t ic_block = 0; ic_block < plan.ic_blocks; ic_block++)
+    for (int64_t i = 0; i < tiles; i++)
+      transform_src(plan, Tile(plan, begin + i), ic_block, edge, src + (ic_block * tiles + i) * block);
+  for (int64_t oc_block = oc_begin; oc_block < oc_end; oc_block += plan.group) {
+    const int64_t blocks = std::min(plan.group, oc_end - oc_block);
+    multiply(plan, oc_block, blocks, tiles, src, products);
+    for (int64_t b = 0; b < blocks; b++)
+      for (int64_t i = 0; i < tiles; i++)
+        transform_dst(plan, Tile(plan, begin + i), oc_block + b, products + (b * tiles + i) * block);
+  }
+}
+
+void run(const Conv& c, const WinogradTransforms& transforms) {
+  const Plan plan(c, transforms);
+  parallel(c.nthreads, [&](int64_t thread, int64_t team) {
+    int64_t run_begin = 0, run_end = plan.nruns, pair_begin = 0, pair_end = (plan.oc_blocks + 1) / 2;
+    if (plan.split_oc)
+      split(pair_end, team, thread, pair_begin, pair_end);
+    else
+      split(plan.nruns, team, thread, run_begin, run_end);
+    if (pair_begin == pair_end) return;
+    for (int64_t r = run_begin; r < run_end; r++) {
+      int64_t begin, end;
+      split(plan.ntiles, plan.nruns, r, begin, end);
+      compute_run(plan, begin, end, pair_begin * 2, std::min(pair_end * 2, plan.oc_blocks));
+    }
+  });
+}
+
+template <const WinogradTransforms WinogradKernels::* Transforms>
+void pack(const Conv& c, const MemoryDesc& wanted, float* packed) {
+  transform_weights(c, kernels(c)->*Transforms, wanted, packed);
+}
+
+template <const WinogradTransforms WinogradKernels::* Transforms>
+void run(const Conv& c) {
+  run(c, kernels(c)->*Transforms);
+}
+
+template <int M>
+double seconds(const Conv& c) {
+  return winograd_seconds(c, M);
+}
+
+template <int M>
+double pack_seconds(const Conv& c) {
+  return winograd_pack_seconds(c, M);
+}
+
+}  // namespace
+
+const Algorithm conv_winograd_f2 = {
+    "winograd_f2", can, weights<2>, run<&WinogradKernels::f2>, pack<&WinogradKernels::f2>, seconds<2>, pack_seconds<2>};
+const Algorithm conv_winograd_f4 = {
+    "winograd_f4", can, weights<4>, run<&WinogradKernels::f4>, pack<&WinogradKernels::f4>, seconds<4>, pack_seconds<4>};
+
+}  // namespace torch_blocked

@@ -1,0 +1,58 @@
+// One vector of a block of channels, for every kernel of a tier, and the post-ops on it.
+//
+// Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
+#pragma once
+#include <ATen/cpu/vec/vec.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "conv.h"
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace torch_blocked {
+namespace {
+
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int block = 16;
+#else
+constexpr int block = 8;  // without AVX2 a block is two or more registers
+#endif
+
+using FloatVec = at::vec::Vectorized<float>;
+using Vec = std::conditional_t<FloatVec::size() == block, FloatVec,
+                               at::vec::VectorizedN<float, (block > FloatVec::size() ? block / FloatVec::size() : 1)>>;
+static_assert(Vec::size() == block);
+
+inline Vec multiply_add(const Vec& a, const Vec& b, const Vec& c) {
+  if constexpr (std::is_same_v<Vec, FloatVec>)
+    return at::vec::fmadd(a, b, c);
+  else
+    return a * b + c;
+}
+
+template <int Rows, int Cols>
+inline void finish(const Epilogue& e, int64_t channel, int64_t dst_block, int64_t dst_row, Vec (&acc)[Rows * Cols]) {
+  if (e.scale || e.shift) {
+    const Vec scale = e.scale ? Vec::loadu(e.scale + channel) : Vec(1.f);
+    const Vec shift = e.shift ? Vec::loadu(e.shift + channel) : Vec(0.f);
+    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = multiply_add(acc[p], scale, shift);
+  }
+  if (e.residual) {
+    const float* residual = e.residual + channel / block * dst_block;
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
+        acc[r * Cols + c] + Vec::loadu(residual + r * dst_row + c * block);
+  }
+  if (e.clamp) {
+    const Vec lower(e.lower), upper(e.upper);
+    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = at::vec::clamp(acc[p], lower, upper);
+  }
+  if (e.keep) {
+    const Vec keep = Vec::loadu(e.keep + channel), zero(0.f);
+    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = Vec::blendv(zero, acc[p], keep);
+  }
+}
+
+}  // namespace
+}  // namespace torch_blocked

@@ -1,0 +1,133 @@
+#include "winograd.h"
+
+#include "tier.h"
+#include "vec.h"
+
+namespace torch_blocked {
+namespace {
+
+// One dimension of F(M x M, 3 x 3): B^T d (src), A^T m (dst) and G g (wei) of the paper, sharing what they can.
+template <int M>
+struct Matrices;
+
+template <>
+struct Matrices<2> {
+  static constexpr double wei[4][3] = {{1, 0, 0}, {.5, .5, .5}, {.5, -.5, .5}, {0, 0, 1}};
+  static inline void src(const Vec* d, Vec* out) {
+    out[0] = d[0] - d[2];
+    out[1] = d[1] + d[2];
+    out[2] = d[2] - d[1];
+    out[3] = d[1] - d[3];
+  }
+  static inline void dst(const Vec* m, Vec* out) {
+    out[0] = m[0] + m[1] + m[2];
+    out[1] = m[1] - m[2] - m[3];
+  }
+};
+
+// The interpolation points are 0, +-sqrt(2), +-1/sqrt(2) and infinity, not the usual 0, +-1, +-2: their powers are
+// nearer to 1, which makes the error five times smaller (the effect of the points is studied by Barabasz et al., "Error
+// Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", ACM TOMS 46, 2020).
+template <>
+struct Matrices<4> {
+  static constexpr double a = 1.41421356237309504880, b = a / 2;
+  static constexpr double wei[6][3] = {{1, 0, 0},
+                                       {1. / 6, a / 6, 1. / 3},
+                                       {1. / 6, -a / 6, 1. / 3},
+                                       {-2. / 3, -b * 2 / 3, -1. / 3},
+                                       {-2. / 3, b * 2 / 3, -1. / 3},
+                                       {0, 0, 1}};
+  static inline void src(const Vec* d, Vec* out) {
+    const Vec half(-.5f), two(-2.f), sum(-2.5f);
+    const Vec even_a = multiply_add(half, d[2], d[4]), odd_a = multiply_add(half, d[1], d[3]);
+    const Vec even_b = multiply_add(two, d[2], d[4]), odd_b = multiply_add(two, d[1], d[3]);
+    out[0] = multiply_add(sum, d[2], d[0] + d[4]);
+    out[1] = multiply_add(Vec(float(a)), odd_a, even_a);
+    out[2] = multiply_add(Vec(float(-a)), odd_a, even_a);
+    out[3] = multiply_add(Vec(float(b)), odd_b, even_b);
+    out[4] = multiply_add(Vec(float(-b)), odd_b, even_b);
+    out[5] = multiply_add(sum, d[3], d[1] + d[5]);
+  }
+  static inline void dst(const Vec* m, Vec* out) {
+    const Vec sum_a = m[1] + m[2], difference_a = m[1] - m[2], sum_b = m[3] + m[4], difference_b = m[3] - m[4];
+    out[0] = m[0] + (sum_a + sum_b);
+    out[1] = multiply_add(Vec(float(a)), difference_a, Vec(float(b)) * difference_b);
+    out[2] = multiply_add(Vec(2.f), sum_a, Vec(.5f) * sum_b);
+    out[3] = multiply_add(Vec(float(2 * a)), difference_a, multiply_add(Vec(float(b / 2)), difference_b, m[5]));
+  }
+};
+
+template <int M>
+void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_plane) {
+  constexpr int size = M + 2;
+  Vec columns[size][size];  // [row][column], the columns transformed
+  UNROLL for (int x = 0; x < size; x++) {
+    Vec d[size], out[size];
+    UNROLL for (int y = 0; y < size; y++) d[y] = Vec::loadu(src + y * src_row + x * block);
+    Matrices<M>::src(d, out);
+    UNROLL for (int y = 0; y < size; y++) columns[y][x] = out[y];
+  }
+  UNROLL for (int y = 0; y < size; y++) {
+    Vec out[size];
+    Matrices<M>::src(columns[y], out);
+    UNROLL for (int x = 0; x < size; x++) out[x].store(dst + (y * size + x) * dst_plane);
+  }
+}
+
+template <int M>
+void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols,
+                   const Epilogue& e) {
+  constexpr int size = M + 2;
+  const Vec bias = e.bias ? Vec::loadu(e.bias) : Vec(0.f);
+  Vec columns[M][size], tile[M * M];
+  UNROLL for (int x = 0; x < size; x++) {
+    Vec m[size], out[M];
+    UNROLL for (int y = 0; y < size; y++) m[y] = Vec::loadu(src + (y * size + x) * src_plane);
+    Matrices<M>::dst(m, out);
+    UNROLL for (int y = 0; y < M; y++) columns[y][x] = out[y];
+  }
+  UNROLL for (int y = 0; y < M; y++) Matrices<M>::dst(columns[y], tile + y * M);
+  UNROLL for (int p = 0; p < M * M; p++) tile[p] = tile[p] + bias;
+  if (rows == M && cols == M) {
+    finish<M, M>(e, 0, 0, dst_row, tile);
+    UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++) tile[y * M + x].store(dst + y * dst_row +
+                                                                                                x * block);
+    return;
+  }
+  Epilogue pixel_epilogue = e;
+  for (int64_t y = 0; y < rows; y++)
+    for (int64_t x = 0; x < cols; x++) {
+      const int64_t offset = y * dst_row + x * block;
+      Vec pixel[1] = {tile[y * M + x]};
+      if (e.residual) pixel_epilogue.residual = e.residual + offset;
+      finish<1, 1>(pixel_epilogue, 0, 0, 0, pixel);
+      pixel[0].store(dst + offset);
+    }
+}
+
+// In double: the fractions of G are no floats, and this is done once for many calls.
+template <int M>
+void transform_wei(const float* wei, int64_t wei_tap, float* dst, int64_t dst_plane) {
+  constexpr int size = M + 2;
+  const auto& g = Matrices<M>::wei;
+  double rows[size][3][block];
+  for (int y = 0; y < size; y++)
+    for (int kw = 0; kw < 3; kw++)
+      for (int o = 0; o < block; o++)
+        rows[y][kw][o] = g[y][0] * double(wei[kw * wei_tap + o]) + g[y][1] * double(wei[(3 + kw) * wei_tap + o]) +
+                         g[y][2] * double(wei[(6 + kw) * wei_tap + o]);
+  for (int y = 0; y < size; y++)
+    for (int x = 0; x < size; x++)
+      for (int o = 0; o < block; o++)
+        dst[(y * size + x) * dst_plane + o] =
+            float(rows[y][0][o] * g[x][0] + rows[y][1][o] * g[x][1] + rows[y][2][o] * g[x][2]);
+}
+
+template <int M>
+constexpr WinogradTransforms transforms = {M, transform_src<M>, transform_dst<M>, transform_wei<M>};
+
+}  // namespace
+
+extern const WinogradKernels TORCH_BLOCKED_TIER_NAME(winograd_kernels) = {block, transforms<2>, transforms<4>};
+
+}  // namespace torch_blocked

@@ -1,0 +1,341 @@
+"""Winograd's algorithms: answers and errors at every ISA tier, the choice between them and direct, the kept weights."""
+
+from __future__ import annotations
+
+import gc
+import io
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import padding_is_zero
+from test_library import guarded, run  # noqa: F401
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.formats import activation_format, weight_format
+
+# (n, ic, oc, ih, iw, padding): tiles whole and ragged, channels around the block, images smaller than a tile.
+SHAPES = [
+    (1, 16, 16, 1, 1, (1, 1)),
+    (1, 1, 53, 4, 4, (0, 0)),
+    (2, 17, 33, 9, 7, (1, 1)),
+    (3, 53, 15, 6, 6, (0, 0)),
+    (1, 15, 17, 5, 30, (2, 0)),
+    (2, 64, 48, 14, 14, (1, 1)),
+    (1, 40, 16, 3, 3, (5, 4)),  # tiles that see only padding
+    (1, 24, 32, 40, 3, (0, 1)),
+    (5, 300, 40, 11, 12, (1, 1)),
+    (2, 512, 256, 6, 6, (1, 1)),  # long runs, output channels shared by the threads
+    (12, 512, 256, 8, 8, (1, 1)),  # long runs, tiles shared by them
+]
+MODES = ["f2", "f4"]
+UNIT = ((1, 1), (1, 1), (1, 1), 1)  # stride, padding, dilation, groups
+
+
+@pytest.fixture(autouse=True)
+def winograd_mode():
+    with tb.winograd("auto"):
+        yield
+
+
+def conv(x, w, b, padding, mode="never", **post_ops):
+    """The operator on blocked x and w."""
+    block = library.isa_block()
+    with tb.winograd(mode):
+        return run(
+            x, w, b, ((1, 1), padding, (1, 1), 1), activation_format(4, block), weight_format(w.shape, block), block,
+            **post_ops,
+        )  # fmt: skip
+
+
+def rms_error(y, expected):
+    """The largest error, relative to the rms of the answer."""
+    return ((y.to_dense() - expected).abs().max() / expected.pow(2).mean().sqrt()).item()
+
+
+def blocked(x):
+    return x.to(activation_format(4, library.isa_block()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolution(isa, guarded, mode, shape):  # noqa: F811
+    n, ic, oc, ih, iw, padding = shape
+    x, w, b = torch.randn(n, ic, ih, iw), torch.randn(oc, ic, 3, 3), torch.randn(oc)
+    y = conv(x, w, b, padding, mode)
+    expected = F.conv2d(x.double(), w.double(), b.double(), padding=padding)
+    assert y.shape == expected.shape and padding_is_zero(y)
+    assert rms_error(y, expected) < 6e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("activation", ["none", "relu", "relu6"])
+def test_post_ops(isa, guarded, mode, activation):  # noqa: F811
+    x, w, b = torch.randn(2, 20, 9, 8), torch.randn(37, 20, 3, 3), torch.randn(37)
+    scale, shift, residual = torch.randn(37), torch.randn(37), 3 * torch.randn(2, 37, 9, 8)
+    y = F.conv2d(x.double(), w.double(), b.double(), padding=1) * scale.view(-1, 1, 1) + shift.view(-1, 1, 1) + residual
+    expected = {"none": lambda t: t, "relu": F.relu, "relu6": F.relu6}[activation](y)
+    post_ops = {"scale": scale, "shift": shift, "residual": blocked(residual).physical, "activation": activation}
+    got = conv(x, w, b, (1, 1), mode, **post_ops)
+    assert padding_is_zero(got)
+    assert (got.to_dense() - expected).abs().max() < 6e-5 * y.pow(2).mean().sqrt()
+
+
+@pytest.mark.parametrize("mode, most", [("never", 3e-6), ("f2", 5e-6), ("f4", 2.5e-5)])
+def test_error(isa, mode, most):
+    x, w = torch.randn(2, 512, 10, 10), torch.randn(512, 512, 3, 3)
+    error = rms_error(conv(x, w, None, (1, 1), mode), F.conv2d(x.double(), w.double(), padding=1))
+    assert error < most, f"{error:.1e}"
+
+
+@pytest.mark.parametrize("mode", ["never", *MODES])
+@pytest.mark.parametrize("channels", [48, 512])
+def test_the_same_bits_for_any_batch_and_number_of_threads(isa, mode, channels):
+    x, w = torch.randn(5, channels, 13, 11), torch.randn(256, channels, 3, 3)
+    whole = conv(x, w, None, (1, 1), mode).to_dense()
+    for image in (0, 4):
+        assert torch.equal(conv(x[image : image + 1], w, None, (1, 1), mode).to_dense()[0], whole[image])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert torch.equal(conv(x, w, None, (1, 1), mode).to_dense(), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("wei_format", [None, tb.OIhw4i16o4i, tb.OIhw8i8o, tb.Ohwi16o, tb.format("hwio")])
+def test_weights_in_any_format(isa, wei_format):
+    x, w = torch.randn(1, 33, 8, 8), torch.randn(40, 33, 3, 3)
+    block = library.isa_block()
+    blocked_format = wei_format if wei_format is not None and wei_format.blocking else None
+    with tb.winograd("f4"):
+        plain = w if blocked_format or wei_format is None else w.to(wei_format)
+        y = run(x, plain, None, UNIT, activation_format(4, block), blocked_format, block)
+    assert rms_error(y, F.conv2d(x.double(), w.double(), padding=1)) < 6e-5
+
+
+def test_from_several_threads():
+    x, w = torch.randn(1, 64, 20, 20), torch.randn(64, 64, 3, 3)
+    expected = conv(x, w, None, (1, 1), "f4").to_dense()
+    src, wei = blocked(x), w.to(weight_format(w.shape, library.isa_block()))
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            if not torch.equal(F.conv2d(src, wei, padding=1).to_dense(), expected):
+                wrong.append(1)
+
+    with tb.winograd("f4"):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+# ---- the choice
+
+
+def algorithm(x, w, **window):
+    """What the convolution of blocked x and w would run, and why."""
+    src, wei = blocked(x), w.to(weight_format(w.shape, library.isa_block()))
+    return tb.algorithm(src, wei, **window)
+
+
+@pytest.mark.parametrize(
+    "shape, window, expected",
+    [
+        ((1, 64, 56, 56, 64, 3), {"padding": 1}, "winograd_f4"),
+        ((16, 512, 14, 14, 512, 3), {"padding": 1}, "winograd_f4"),
+        ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": 2}, "direct"),
+        ((1, 64, 56, 56, 64, 3), {"padding": 2, "dilation": 2}, "direct"),
+        ((1, 64, 56, 56, 64, 1), {}, "direct"),
+        ((1, 64, 8, 8, 64, 5), {}, "direct"),
+    ],
+    ids=str,
+)
+def test_choice(shape, window, expected):
+    n, ic, h, w, oc, k = shape
+    x, wei = torch.empty(n, ic, h, w), torch.empty(oc, ic, k, k)
+    first = algorithm(x, wei, **window)
+    assert first.name == expected and first.reason
+    assert algorithm(x, wei, **window) == first
+
+
+def test_no_choice():
+    x, w = torch.randn(1, 32, 12, 12), torch.randn(32, 1, 3, 3)
+    assert algorithm(x, w, padding=1, groups=32).name == "depthwise"
+    assert tb.algorithm(torch.randn(1, 3, 12, 12), torch.randn(32, 3, 3, 3)).name == "first"
+
+
+def test_modes():
+    x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)
+    with tb.winograd("never"):
+        assert algorithm(x, w, padding=1).name == "direct"
+        with tb.winograd("f2"):
+            assert algorithm(x, w, padding=1).name == "winograd_f2"
+        assert algorithm(x, w, padding=1).name == "direct"
+    tiny = torch.randn(1, 16, 1, 1), torch.randn(16, 16, 3, 3)
+    assert algorithm(*tiny, padding=1).name == "direct"
+    with tb.winograd("always"):
+        assert algorithm(*tiny, padding=1).name.startswith("winograd")
+
+
+@pytest.mark.parametrize("bad", [("sometimes", None), ("auto", -1)])
+def test_bad_modes(bad):
+    with pytest.raises(ValueError, match="winograd"):
+        tb.winograd(*bad)
+    with tb.winograd("never"):
+        assert algorithm(torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3), padding=1).name == "direct"
+
+
+# ---- the weights kept between calls
+
+
+@pytest.fixture
+def layer():
+    """A convolution that runs Winograd, its weights not packed yet, and its blocked input."""
+    tb.empty_cache()
+    model = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False).to(tb.blocked)
+    with tb.winograd("f4"):
+        yield model, blocked(torch.randn(1, 64, 12, 12))
+
+
+def is_right(model, x):
+    y = F.conv2d(x.to_dense().double(), model.weight.detach().to_dense().double(), padding=1)
+    return rms_error(model(x).detach(), y) < 6e-5
+
+
+def other_weight():
+    return torch.randn(64, 64, 3, 3)
+
+
+WRITES = {
+    "in place": lambda m: m.weight.mul_(2),
+    "copy_": lambda m: m.weight.copy_(other_weight()),
+    "through .data": lambda m: m.weight.data.add_(1),
+    "through a part of .data": lambda m: m.weight.data.narrow(0, 0, 16).zero_(),
+    "through a detached view": lambda m: m.weight.detach().narrow(1, 16, 16).zero_(),
+    "through a view's view": lambda m: m.weight.narrow(0, 0, 32).narrow(0, 0, 16).zero_(),
+    "an element": lambda m: m.weight.__setitem__((3, 4, 1, 1), 100.0),
+    "a new .data": lambda m: setattr(m.weight, "data", other_weight().to(m.weight.format)),
+    "the physical tensor": lambda m: m.weight.physical.mul_(2),
+    "initialised": lambda m: torch.nn.init.uniform_(m.weight),
+    "a checkpoint": lambda m: m.load_state_dict({"weight": other_weight()}),
+    "a step": lambda m: (setattr(m.weight, "grad", torch.ones_like(m.weight)), torch.optim.SGD([m.weight], 1.0).step()),
+    "a fused list": lambda m: torch._foreach_mul_([m.weight], 3.0),
+    "in inference mode": lambda m: torch.inference_mode()(m.weight.mul_)(2),
+    "fallback": lambda m: m.weight.erfinv_(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_a_write_drops_the_packed_weights(layer, write):
+    model, x = layer
+    with torch.no_grad():
+        assert is_right(model, x)
+        assert library.packed_weights_bytes() > 0
+        before = model(x).to_dense()
+        write(model)
+        assert not torch.equal(model(x).to_dense(), before)
+        if "nan" not in str(model(x)):
+            assert is_right(model, x)
+
+
+def test_a_view_of_the_weights_sees_writes_to_them(layer):
+    model, x = layer
+    with torch.no_grad():
+        part = model.weight.narrow(0, 0, 32)
+        before = F.conv2d(x, part, padding=1).to_dense()
+        model.weight.mul_(2)
+        torch.testing.assert_close(F.conv2d(x, part, padding=1).to_dense(), before * 2)
+
+
+def test_weights_are_packed_once(layer):
+    model, x = layer
+    with torch.no_grad():
+        model(x)
+        held = library.packed_weights_bytes()
+        for _ in range(3):
+            model(x)
+    assert library.packed_weights_bytes() == held >= 4 * model.weight.numel() * 4
+
+
+def test_packed_weights_go_with_the_tensor(layer):
+    model, x = layer
+    with torch.no_grad():
+        model(x)
+    model.weight = None
+    gc.collect()
+    assert library.packed_weights_bytes() == 0
+
+
+def test_packed_weights_are_not_saved(layer):
+    model, x = layer
+    before, after = io.BytesIO(), io.BytesIO()
+    torch.save(model.state_dict(), before)
+    with torch.no_grad():
+        model(x)
+    torch.save(model.state_dict(), after)
+    assert len(after.getvalue()) == len(before.getvalue())
+
+
+def test_weights_made_in_inference_mode_are_never_kept():
+    tb.empty_cache()
+    x = blocked(torch.randn(1, 64, 12, 12))
+    with torch.inference_mode(), tb.winograd("f4"):
+        w = other_weight().to(tb.blocked if library.isa_block() == 8 else tb.OIhw16i16o)
+        before = F.conv2d(x, w, padding=1)
+        w.mul_(2)
+        torch.testing.assert_close(F.conv2d(x, w, padding=1).to_dense(), before.to_dense() * 2)
+        assert library.packed_weights_bytes() == 0
+
+
+def test_plain_weights_are_never_kept():
+    tb.empty_cache()
+    x, w = blocked(torch.randn(1, 64, 12, 12)), other_weight()
+    with tb.winograd("f4"):
+        before = F.conv2d(x, w, padding=1)
+        w.data.mul_(2)
+        torch.testing.assert_close(F.conv2d(x, w, padding=1).to_dense(), before.to_dense() * 2)
+    assert library.packed_weights_bytes() == 0
+
+
+def test_what_gains_least_runs_direct():
+    """Room for one layer: the one that saves more time a byte gets it, whoever comes first."""
+    tb.empty_cache()
+    weights = [other_weight().to(weight_format((64, 64, 3, 3), library.isa_block())) for _ in range(2)]
+    images = [blocked(torch.randn(1, 64, size, size)) for size in (12, 60)]
+    packed = 36 * 64 * 64 * 4
+    for order in ((0, 1), (1, 0)):
+        tb.empty_cache()
+        with tb.winograd("auto", max_bytes=packed):
+            for _ in range(2):
+                for i in order:
+                    F.conv2d(images[i], weights[i], padding=1)
+            names = [tb.algorithm(images[i], weights[i], padding=1).name for i in (0, 1)]
+            assert names == ["direct", "winograd_f4"]
+            assert "max_bytes" in tb.algorithm(images[0], weights[0], padding=1).reason
+            assert library.packed_weights_bytes() <= packed
+
+
+def test_no_room_at_all():
+    w, x = other_weight().to(weight_format((64, 64, 3, 3), library.isa_block())), blocked(torch.randn(1, 64, 60, 60))
+    with tb.winograd("auto", max_bytes=0):
+        assert tb.algorithm(x, w, padding=1).name == "direct"
+        F.conv2d(x, w, padding=1)
+        assert library.packed_weights_bytes() == 0
+
+
+def test_weights_that_change_every_call_count_their_packing():
+    """One use a version: transforming the weights each time costs more than it saves on a small image."""
+    tb.empty_cache()
+    size = (512, 512, 3, 3)
+    w, x = torch.randn(size).to(weight_format(size, library.isa_block())), blocked(torch.randn(1, 512, 14, 14))
+    for _ in range(3):
+        F.conv2d(x, w, padding=1)
+        w.mul_(1)
+    assert tb.algorithm(x, w, padding=1).name == "direct"
