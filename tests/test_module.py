@@ -368,7 +368,7 @@ def test_deepcopy(plain, x):
     assert model.dense.weight.count_nonzero() > 0
 
 
-INITIALIZERS = "zeros_ ones_ normal_ trunc_normal_ kaiming_normal_ kaiming_uniform_ xavier_uniform_ dirac_"
+INITIALIZERS = "zeros_ ones_ normal_ trunc_normal_ kaiming_normal_ kaiming_uniform_ xavier_uniform_ dirac_ orthogonal_"
 
 
 @pytest.mark.parametrize("name", INITIALIZERS.split())

@@ -135,13 +135,15 @@ WRITES = {
 }
 
 
-# Of formats with one block: views of the bytes.
 WRITES_TO_VIEWS = {
     "select": lambda x: x.select(1, 20).fill_(5),
     "narrow": lambda x: x.narrow(1, 2, 3).mul_(2),
     "slice of rows": lambda x: x[:, :, 1:].add_(1),
     "unbind": lambda x: x.unbind(1)[20].zero_(),
     "permute": lambda x: x.permute(1, 0, 2, 3)[20].zero_(),
+    "diagonal": lambda x: x.diagonal(dim1=2, dim2=3).zero_(),
+    "view": lambda x: x.view(3, -1).zero_(),
+    "chunk": lambda x: x.chunk(2, 1)[1].zero_(),
 }
 
 
@@ -149,7 +151,7 @@ WRITES_TO_VIEWS = {
     ("name", "tag"),
     [
         *itertools.product(WRITES, ["nChw16c", "nChw8c", "OIhw4i16o4i"]),
-        *itertools.product(WRITES_TO_VIEWS, ["nChw16c"]),
+        *itertools.product(WRITES_TO_VIEWS, ["nChw16c", "OIhw4i16o4i"]),
     ],
 )
 def test_writing_to_a_part_writes_to_the_whole(x, name, tag):

@@ -52,6 +52,8 @@ class BlockedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # noqa: ANN001
+        if len(types) > 1 and not registry.HANDLE_FIRST.isdisjoint(types):
+            return NotImplemented
         return registry.look_up(func)(func, *args, **(kwargs or {}))
 
     # ---- what it is

@@ -6,7 +6,7 @@ imports the registry itself.
 
 import importlib
 
-FAMILIES = ("convolution", "normalization", "pointwise", "pooling", "reduction", "shape", "structural")
+FAMILIES = ("convolution", "normalization", "pointwise", "pooling", "reduction", "shape", "structural", "views")
 
 
 def load() -> None:

@@ -110,7 +110,7 @@ def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:
         return x
 
     result = func(*map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
-    written = _written(func, args, kwargs)
+    written = [x for x in written_arguments(func, args, kwargs) if isinstance(x, BlockedTensor)]
     for x in written:
         _write_back(func, x, plain[id(x)])
 
@@ -123,14 +123,14 @@ def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:
     return to_blocked(result)
 
 
-def _written(func: OpOverload, args: tuple, kwargs: dict) -> list[BlockedTensor]:
-    """The blocked arguments that the schema says `func` writes to."""
+def written_arguments(func: OpOverload, args: tuple, kwargs: dict) -> list[object]:
+    """The arguments that the schema says `func` writes to, those in lists one by one."""
     found = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[i] if i < len(args) else kwargs.get(argument.name)
-        found += [x for x in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(x, BlockedTensor)]
+        found += value if isinstance(value, (list, tuple)) else [value]
     return found
 
 

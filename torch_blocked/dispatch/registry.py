@@ -7,17 +7,14 @@ composite (`inference_mode` delivers those whole) and falls back to plain tensor
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
-import torch
 from torch._ops import OpOverload
-
-from torch_blocked import library
 
 Handler = Callable[..., object]
 
 HANDLERS: dict[OpOverload, Handler] = {}
+HANDLE_FIRST: set[type] = set()
 
 
 def register(*overloads: OpOverload) -> Callable[[Handler], Handler]:
@@ -39,13 +36,25 @@ def register_otherwise(handler: Handler) -> Handler:
     return handler
 
 
+def register_view_rule(rule: Callable[[Handler], Handler]) -> Callable[[Handler], Handler]:
+    """Makes the decorated function the one that every view operator's handler is passed through."""
+    _view_rule.append(rule)
+    return rule
+
+
+def handle_first(cls: type) -> type:
+    """Makes the decorated tensor class handle the operators that have both it and BlockedTensor as arguments."""
+    HANDLE_FIRST.add(cls)
+    return cls
+
+
 def look_up(func: OpOverload) -> Handler:
     """The handler of an overload; what becomes of an unknown one is decided once and remembered."""
     handler = _resolved.get(func)
     if handler is None:
         handler = HANDLERS.get(func) or (_decompose if func._can_decompose() else _otherwise[0])
         if func.is_view:
-            handler = _as_views(handler)
+            handler = _view_rule[0](handler)
         _resolved[func] = handler
     return handler
 
@@ -54,29 +63,6 @@ def _decompose(func: OpOverload, *args: object, **kwargs: object) -> object:
     return func.decompose(*args, **kwargs)
 
 
-def _as_views(handler: Handler) -> Handler:
-    """Of a view operator: the physical tensors of its results count their versions with that of the argument.
-
-    In `inference_mode` a view of an ordinary tensor is an ordinary tensor; autograd cannot track any other.
-    """
-
-    @functools.wraps(handler)
-    def as_views(func: OpOverload, x: object, *args: object, **kwargs: object) -> object:
-        if torch.is_inference_mode_enabled() and isinstance(x, torch.Tensor) and not x.is_inference():
-            with torch.inference_mode(False), torch.no_grad():
-                return as_views(func, x, *args, **kwargs)
-        result = handler(func, x, *args, **kwargs)
-        base = getattr(x, "_physical", None)
-        if base is not None:
-            for view in result if isinstance(result, (list, tuple)) else (result,):
-                physical = getattr(view, "_physical", None)
-                if physical is not None and physical is not base:
-                    library.share_version(physical._cdata, base._cdata)
-                    library.share_version(view._cdata, base._cdata)
-        return result
-
-    return as_views
-
-
 _resolved: dict[OpOverload, Handler] = {}
 _otherwise: list[Handler] = []
+_view_rule: list[Callable[[Handler], Handler]] = []

@@ -1,0 +1,148 @@
+"""What view operators have in common: shared version counters, `inference_mode`, and views that had to be copies."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from torch_blocked import library, reorder
+from torch_blocked.dispatch.fallback import assign, written_arguments
+from torch_blocked.dispatch.registry import Handler, handle_first, register_view_rule
+from torch_blocked.tensor import BlockedTensor
+
+
+@register_view_rule
+def as_views(handler: Handler) -> Handler:
+    """The handler of a view operator, made to answer what is a view in every respect."""
+
+    @functools.wraps(handler)
+    def view_handler(func: OpOverload, x: object, *args: object, **kwargs: object) -> object:
+        # In `inference_mode` a view of an ordinary tensor is an ordinary tensor; autograd cannot track any other.
+        if torch.is_inference_mode_enabled() and isinstance(x, Tensor) and not x.is_inference():
+            with torch.inference_mode(False), torch.no_grad():
+                return view_handler(func, x, *args, **kwargs)
+        result = handler(func, x, *args, **kwargs)
+        if not isinstance(x, BlockedTensor):
+            return result
+        if isinstance(result, (list, tuple)):
+            return type(result)(_as_view(x, part) for part in result)
+        return _as_view(x, result)
+
+    return view_handler
+
+
+def _as_view(x: BlockedTensor, result: object) -> object:
+    base = x._physical
+    if isinstance(result, BlockedTensor):
+        if result._physical is not base:
+            library.share_version(result._physical._cdata, base._cdata)
+            library.share_version(result._cdata, base._cdata)
+        return result
+    # Gradients are not written to through views, and traced tensors have no bytes to write to later.
+    if type(result) is not Tensor or type(base) not in _EAGER or torch._C._current_graph_task_id() != -1:
+        return result
+    if result.untyped_storage()._cdata == base.untyped_storage()._cdata or result.numel() == 0:
+        return result
+    return CopiedView.of(result, _Copy(x, result))
+
+
+_EAGER = (Tensor, torch.nn.Parameter)
+
+
+class _Copy:
+    """The dense copy of a blocked tensor that some views are of, and at which version it was taken."""
+
+    def __init__(self, source: BlockedTensor, view: Tensor) -> None:
+        self.source = source
+        # View operators run on a row-major copy, which the view's storage therefore is.
+        whole = torch.empty(0, dtype=source.dtype, device=source.device)
+        with torch.inference_mode(view.is_inference()):
+            self.whole = whole.set_(view.untyped_storage(), 0, source.shape, source.stride())
+        self.version = self._source_version()
+
+    def _source_version(self) -> int | None:
+        return None if self.source.is_inference() else self.source._version  # None: not counted
+
+    def read(self) -> None:
+        """Takes the copy again if the source has been written to since."""
+        version = self._source_version()
+        if version is None or version != self.version:
+            self.whole.copy_(reorder.to_plain(self.source))
+            self.version = version
+
+    def write(self) -> None:
+        """Brings what was written to the copy to the source."""
+        assign(self.source, self.whole)
+        self.version = self._source_version()
+
+
+@handle_first
+class CopiedView(Tensor):
+    """A view of a blocked tensor whose bytes no strides can say: a plain copy that behaves as a view.
+
+    What is written to it reaches the blocked tensor, and what is written there shows here. Views of it are views of the
+    same copy; every other operator answers an ordinary tensor.
+    """
+
+    _plain: Tensor
+    _copy: _Copy
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def of(plain: Tensor, copy: _Copy) -> CopiedView:
+        self = Tensor._make_subclass(CopiedView, plain)
+        self._plain, self._copy = plain, copy
+        return self
+
+    def current(self) -> Tensor:
+        """The ordinary tensor, up to date."""
+        self._copy.read()
+        return self._plain
+
+    @classmethod
+    def __torch_dispatch__(cls, func: OpOverload, types: tuple, args: tuple = (), kwargs: dict | None = None) -> object:
+        kwargs = kwargs or {}
+        mine: dict[int, CopiedView] = {}
+
+        def to_plain(x: object) -> object:
+            if isinstance(x, CopiedView):
+                mine[id(x._plain)] = x
+                return x.current()
+            return type(x)(map(to_plain, x)) if type(x) in (list, tuple) else x
+
+        result = func(*map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
+        written = [x for x in written_arguments(func, args, kwargs) if isinstance(x, CopiedView)]
+        for x in written:
+            x._copy.write()
+
+        def to_view(out: object) -> object:
+            if isinstance(out, (list, tuple)):
+                return type(out)(map(to_view, out))
+            if id(out) in mine and written:
+                return mine[id(out)]
+            return CopiedView.of(out, args[0]._copy) if is_view and type(out) is Tensor else out
+
+        is_view = func.is_view and isinstance(args[0], CopiedView)
+        return to_view(result)
+
+    # ---- what PyTorch answers for its own class only
+
+    def numpy(self, *, force: bool = False) -> object:
+        """As `Tensor.numpy`: the copy's elements."""
+        return self.detach().current().numpy(force=force)
+
+    def tolist(self) -> object:
+        """As `Tensor.tolist`."""
+        return self.detach().current().tolist()
+
+    def __reduce_ex__(self, protocol: int) -> object:
+        return self.detach().clone().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        if not self.is_leaf:
+            raise RuntimeError("only leaf tensors can be deep-copied, this one has a grad_fn; use .detach().clone()")
+        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
