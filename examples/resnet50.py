@@ -150,7 +150,7 @@ def main() -> None:
     blocked = copy.deepcopy(model).to(tb.blocked)
 
     print(f"ResNet-50, batch {args.batch}, {args.threads} threads, kernels: {tb.isa()}\n")
-    with torch.no_grad():
+    with torch.inference_mode():
         with tb.count() as counts:
             y = blocked(x)
         show_answers(model(x), y)

@@ -74,7 +74,6 @@ struct Plan {
 // beside them and all weights are read for every run. Beyond, runs are long, so that the weights are read few times
 // from memory: the src of a run then lies in the last level cache, one of its planes in L2.
 constexpr int64_t src_budget = 640 << 10, long_src_budget = 8 << 20, most_reread_weights = 16 << 20;
-constexpr int64_t wei_prefetch = 1024;  // floats: a page, as the hardware's own prefetch ends at its border
 
 Plan::Plan(const Conv& c, const WinogradTransforms& t) : conv(c), gemm(*c.kernels()), transforms(t), post_ops(c) {
   size = t.m + 2;
@@ -134,7 +133,6 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
   a.wei_ic_block = matrix;
   a.wei_block = plan.ic_blocks * matrix;
   a.first = true;
-  a.wei_prefetch = wei_prefetch;
   for (int64_t plane = 0; plane < plan.planes; plane++)
     for (int64_t b = 0; b < blocks; b += 2) {
       const ConvKernel* const kernels = plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1];

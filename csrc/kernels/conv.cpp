@@ -19,14 +19,15 @@ constexpr int max_cols = 6, max_cols_two = 3;  // 12 accumulators, 2 weights, 2 
 constexpr int max_cols = 3, max_cols_two = 1;
 #endif
 
+constexpr int64_t wei_prefetch = 1024;  // floats ahead: a page, at whose end the hardware's own prefetch stops
+
 // Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
 template <int Pixel, int Rows, int Cols, int Blocks>
 __attribute__((noinline)) void convolve(const ConvArgs& a) {
   Vec acc[Blocks][Rows * Cols];
   float* const dst = a.dst;
   const int64_t dst_block = a.dst_block, dst_row = a.dst_row, src_row = a.src_row, wei_block = a.wei_block;
-  const int64_t lanes = Pixel == 1 ? 1 : a.lanes, ahead = a.src_prefetch,
-                wei_ahead = a.wei_prefetch;  // a plain src has one lane a tap
+  const int64_t lanes = Pixel == 1 ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     const bool first = a.first && begin == 0;
     UNROLL for (int b = 0; b < Blocks; b++) {
@@ -45,7 +46,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
           if constexpr (Pixel > 1) __builtin_prefetch(src + ahead + i * block, 0, 3);
           Vec w[Blocks];
           UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
-          UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_block, 0, 3);
+          UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_prefetch + b * wei_block, 0, 3);
           wei += block;
           UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
             const Vec x(src[r * src_row + c * Pixel + i]);

@@ -26,8 +26,7 @@ struct Epilogue {
 struct ConvArgs {
   const float* src;
   int64_t src_block, src_row;
-  int64_t src_prefetch;      // how far ahead of src the next call reads; 0 where it is not known
-  int64_t wei_prefetch = 0;  // how far ahead weights are fetched, in floats
+  int64_t src_prefetch;  // how far ahead of src the next call reads; 0 where it is not known
   const int64_t* taps;
   int64_t ntaps, nblocks, lanes;
   // ic blocks summed in one go; the sums are then added up, which keeps the error of long ones small. At least 1.
