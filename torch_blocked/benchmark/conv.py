@@ -59,8 +59,11 @@ class Case(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", nargs="+", choices=SETS, default=[], metavar="NAME", help="shape sets, see --list")
-    parser.add_argument("--layer", nargs="+", type=_layer, default=[], help="single layers, such as ic64ih56oc64kh3ph1")
+    """The options of `bench conv`."""
+    parser.add_argument("--set", nargs="+", type=_set, default=[], metavar="NAME", help="shape sets, see --list")
+    parser.add_argument(
+        "--layer", nargs="+", type=_layer, default=[], metavar="LAYER", help="single layers, such as ic64ih56oc64kh3ph1"
+    )
     parser.add_argument("--batch", type=_batches, default=[1], metavar="N,N", help="batch sizes (default 1)")
     parser.add_argument("--list", action="store_true", help="print the sets and stop")
     add_options(parser)
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     if args.layer:
         sets["layers"] = args.layer
     with num_threads(args.threads):
-        peak = peak_gflops(args.rounds)
+        peak = peak_gflops()
     print(f"FMA peak, measured: {peak:.0f} GFLOP/s")
     cases = [Case(name, layer, n) for name, layers in sets.items() for n in args.batch for layer in layers]
     rows = run_cases(cases, lambda case, rounds: measure(case, rounds, peak), COLUMNS, args)
@@ -155,6 +158,12 @@ def _bytes_needed(case: Case) -> int:
     src, dst = ic * layer.src[0] * layer.src[1], oc * layer.dst[0] * layer.dst[1]
     kh, kw = layer.kernel
     return 4 * (5 * case.n * (src + dst) + 5 * layer.oc * layer.ic // layer.groups * kh * kw)
+
+
+def _set(text: str) -> str:
+    if text not in SETS:
+        raise argparse.ArgumentTypeError(f"unknown set {text!r}; --list prints the sets")
+    return text
 
 
 def _layer(text: str) -> Layer:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterator
+from time import perf_counter
 
 import torch
 
@@ -13,21 +13,23 @@ Run = Callable[[], object]
 
 # A sample is as many calls as last about so long: far longer than the clock's step, far shorter than a disturbance.
 SAMPLE_SECONDS = 0.01
+PEAK_ROUNDS = 15
 
 
 def time_calls(run: Run, calls: int) -> float:
     """Seconds a call, the mean of `calls` calls one after the other."""
-    start = time.perf_counter()
+    start = perf_counter()
     for _ in range(calls):
         run()
-    return (time.perf_counter() - start) / calls
+    return (perf_counter() - start) / calls
 
 
 def calibrate(run: Run) -> int:
     """How many calls last about `SAMPLE_SECONDS`, at least one. Warms up on the way."""
     run()  # what only the first call does: weights transformed, memory allocated
     calls = 1
-    while (seconds := time_calls(run, calls)) * calls < SAMPLE_SECONDS / 2:
+    # The faster of two: one that was disturbed would leave too few calls in a sample.
+    while (seconds := min(time_calls(run, calls), time_calls(run, calls))) * calls < SAMPLE_SECONDS / 2:
         calls *= 2
     return max(1, round(SAMPLE_SECONDS / seconds))
 
@@ -52,7 +54,7 @@ def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
         return {name: statistics.median(values) for name, values in samples(runs, rounds).items()}
 
 
-def peak_gflops(rounds: int) -> float:
+def peak_gflops() -> float:
     """The machine's FMA peak in float32, GFLOP/s, measured: an estimate from below, by this process's threads.
 
     It is the best sample of three products whose data lie in the caches and that are known to run near the peak:
@@ -71,7 +73,7 @@ def peak_gflops(rounds: int) -> float:
         "mm 1024": (2 * 1024**3, lambda: torch.mm(b, b)),
     }
     with torch.inference_mode():
-        times = samples({name: run for name, (_, run) in products.items()}, rounds)
+        times = samples({name: run for name, (_, run) in products.items()}, PEAK_ROUNDS)
     return max(flops / min(times[name]) for name, (flops, _) in products.items()) / 1e9
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import torch_blocked as tb
 from torch_blocked.benchmark.measure import Run, medians
-from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, positive, ratios, run_cases
+from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, positive, run_cases, throughput
 
 COLUMNS = (
     Column("name", "pooling", -54),
@@ -64,6 +64,7 @@ class Case(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench pool`."""
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="batch size (default 1)")
     add_options(parser)
 
@@ -95,13 +96,7 @@ def measure(case: Case, rounds: int) -> Row:
     row = {"name": case.name, "n": case.n, "bytes": nbytes, "fallbacks": fallbacks}
     if fallbacks:
         row["note"] = "fallback"
-    return row | figures(medians(runs, rounds), nbytes)
-
-
-def figures(times: dict[str, float], nbytes: int) -> Row:
-    """Times in seconds, bytes of src and dst -> milliseconds, GB/s, ratios to each peer."""
-    ours = times["blocked"]
-    return {"ms": 1e3 * ours, "gbytes_per_s": nbytes / ours / 1e9, **ratios(times)}
+    return row | throughput(medians(runs, rounds), nbytes)
 
 
 def _call(case: Case, src: Tensor) -> Run:

@@ -18,7 +18,7 @@ from torch import Tensor
 import torch_blocked as tb
 from torch_blocked import library
 from torch_blocked.benchmark.measure import Run, medians
-from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, operand, ratios, run_cases
+from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, operand, run_cases, throughput
 
 COLUMNS = (
     Column("name", "reorder", -50),
@@ -83,6 +83,7 @@ def cases(dtypes: list[str]) -> list[Case]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench reorder`."""
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["f32"], help="data types (default f32)")
     add_options(parser)
 
@@ -101,13 +102,7 @@ def measure(case: Case, rounds: int) -> Row:
     """The row of one reorder."""
     runs, nbytes = contestants(case)
     row = {"name": case.name, **case._asdict(), "bytes": nbytes}
-    return row | figures(medians(runs, rounds), nbytes)
-
-
-def figures(times: dict[str, float], nbytes: int) -> Row:
-    """Times in seconds, bytes read plus written -> milliseconds, GB/s, ratios to each peer."""
-    ours = times["blocked"]
-    return {"ms": 1e3 * ours, "gbytes_per_s": nbytes / ours / 1e9, **ratios(times)}
+    return row | throughput(medians(runs, rounds), nbytes)
 
 
 def contestants(case: Case) -> tuple[dict[str, Run], int]:

@@ -88,9 +88,15 @@ def operand(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return (x.physical, sum(x.blocking, ())) if isinstance(x, tb.BlockedTensor) else (x, ())
 
 
-def ratios(times: dict[str, float], ours: str = "blocked") -> dict[str, float]:
-    """How many times as fast `ours` is as each other: "vs_<name>" -> its time / ours."""
-    return {f"vs_{name}": seconds / times[ours] for name, seconds in times.items() if name != ours}
+def ratios(times: dict[str, float]) -> dict[str, float]:
+    """How many times as fast "blocked" is as each other: "vs_<name>" -> its time / ours."""
+    return {f"vs_{name}": seconds / times["blocked"] for name, seconds in times.items() if name != "blocked"}
+
+
+def throughput(times: dict[str, float], nbytes: int) -> Row:
+    """Times in seconds, bytes read plus written -> ours in milliseconds and GB/s (1e9 bytes), ratios to each peer."""
+    ours = times["blocked"]
+    return {"ms": 1e3 * ours, "gbytes_per_s": nbytes / ours / 1e9, **ratios(times)}
 
 
 def geometric_mean(values: Sequence[float]) -> float:
