@@ -26,6 +26,7 @@ PLAIN_IMAGE, SQUARE = "ic3ih9oc20kh3sh2ph1", "ic17ih8oc16kh3ph1"
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-4)
+    monkeypatch.setattr(measure, "PEAK_ROUNDS", 1)
 
 
 @pytest.fixture
@@ -141,6 +142,24 @@ def test_reorder_and_pool_tables():
     for row in pool.TABLE:
         case = pool.Case(*row, 1)
         assert case.function(torch.empty(1, *case.image, device="meta"), **case.arguments).dim() == 4
+
+
+@pytest.mark.parametrize("text", [PLAIN_IMAGE, SQUARE, "g32ic64ih5oc96kh3dh1", "g17ic17ih6iw9oc17kh3kw5ph1pw2sh2"])
+def test_contestants_give_one_answer(text):
+    layer = parse_layer(text)
+    runs, _ = conv.contestants(layer, 2)
+    with torch.inference_mode():
+        answers = {name: run() for name, run in runs.items()}
+    fmt = tb.blocked.resolve(torch.Size((2, layer.oc, *layer.dst)))
+    answers["blocked"] = tb.from_physical(answers["blocked"], (2, layer.oc, *layer.dst), fmt)
+    for name in ("blocked", "channels_last", "mkldnn"):
+        torch.testing.assert_close(answers[name].to_dense(), answers["nchw"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", reorder.cases(["f32", "bf16", "s8"])[::7], ids=lambda case: case.name)
+def test_reorders_give_the_format(case):
+    runs, _ = reorder.contestants(case._replace(size=tuple(min(n, 40) for n in case.size)))
+    assert runs["blocked"]().dim() == 4 + len(tb.format(case.dst).blocking)
 
 
 # ---- figures of known times

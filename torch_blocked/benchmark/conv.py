@@ -11,6 +11,7 @@ All are float32, without bias, in inference mode. Timed is what a network of tha
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -61,9 +62,7 @@ class Case(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench conv`."""
     parser.add_argument("--set", nargs="+", type=_set, default=[], metavar="NAME", help="shape sets, see --list")
-    parser.add_argument(
-        "--layer", nargs="+", type=_layer, default=[], metavar="LAYER", help="single layers, such as ic64ih56oc64kh3ph1"
-    )
+    parser.add_argument("--layer", nargs="+", type=_layer, default=[], help="such as ic64ih56oc64kh3ph1")
     parser.add_argument("--batch", type=_batches, default=[1], metavar="N,N", help="batch sizes (default 1)")
     parser.add_argument("--list", action="store_true", help="print the sets and stop")
     add_options(parser)
@@ -99,7 +98,7 @@ def measure(case: Case, rounds: int, peak: float) -> Row:
     if available is not None and needed > available:
         return row | {"note": f"skipped: needs {needed / 2**30:.0f} GiB, {available / 2**30:.0f} are free"}
     runs, algorithm = contestants(case.layer, case.n)
-    return row | figures(medians(runs, rounds), case.layer.flops(case.n), peak) | {"algorithm": algorithm}
+    return row | figures(medians(runs, rounds), case.layer.flops(case.n), peak) | {"algorithm": algorithm()}
 
 
 def figures(times: dict[str, float], flops: int, peak: float) -> Row:
@@ -109,8 +108,8 @@ def figures(times: dict[str, float], flops: int, peak: float) -> Row:
     return row | {"vs_best": min(row["vs_mkldnn"], row["vs_channels_last"])}
 
 
-def contestants(layer: Layer, n: int) -> tuple[dict[str, Run], str]:
-    """What is timed, by name, and the algorithm that ours runs.
+def contestants(layer: Layer, n: int) -> tuple[dict[str, Run], Callable[[], str]]:
+    """What is timed, by name, and what tells, afterwards, which algorithm ours ran.
 
     Made outside inference mode: Winograd's transformed weights are kept for tensors that count their versions only.
     """
@@ -131,7 +130,7 @@ def contestants(layer: Layer, n: int) -> tuple[dict[str, Run], str]:
         "mkldnn": lambda: torch.mkldnn_convolution(opaque, packed, None, padding, stride, dilation, layer.groups),
     }
     options = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation, "groups": layer.groups}
-    return runs, tb.algorithm(src, wei, **options).name
+    return runs, lambda: tb.algorithm(src, wei, **options).name
 
 
 def summaries(rows: list[Row]) -> list[str]:
@@ -152,7 +151,7 @@ def summaries(rows: list[Row]) -> list[str]:
 
 
 def _bytes_needed(case: Case) -> int:
-    """Of the four contestants' src and weights, and of the answers that are alive at once; channels padded to 16."""
+    """Of five src, dst and weights, one a contestant and one in the making; channels padded to 16."""
     layer = case.layer
     ic, oc = (-(-channels // 16) * 16 for channels in (layer.ic, layer.oc))
     src, dst = ic * layer.src[0] * layer.src[1], oc * layer.dst[0] * layer.dst[1]
