@@ -9,7 +9,7 @@ import torch
 import torch_blocked as tb
 from torch_blocked import library
 
-_CPU = Path("/sys/devices/system/cpu/cpu0/cache")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def describe() -> dict[str, str | int]:
@@ -45,9 +45,9 @@ def _field(path: Path, name: str) -> str | None:
 
 
 def _caches() -> dict[str, str]:
-    """ "L1d", "L2", "L3" -> size as the system gives it, "48K"."""
+    """Level, as "L1d", "L2" or "L3" -> size as the system gives it, such as "48K"."""
     sizes = {}
-    for index in sorted(_CPU.glob("index*")):
+    for index in sorted(_CACHES.glob("index*")):
         try:
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
         except OSError:

@@ -30,9 +30,13 @@ class Column(NamedTuple):
     width: int
     spec: str = ""
 
-    def show(self, value: object) -> str:
-        text = "-" if value is None else format(value, self.spec)
+    def align(self, text: str) -> str:
         return text.ljust(-self.width) if self.width < 0 else text.rjust(self.width)
+
+    def show(self, row: Row) -> str:
+        """The cell of a row; "-" where the row has no such value."""
+        value = row.get(self.key)
+        return self.align("-" if value is None else format(value, self.spec))
 
 
 def positive(text: str) -> int:
@@ -73,11 +77,11 @@ def run_cases(
     with num_threads(args.threads), tb.fallback("allow"):
         about = machine.describe()
         print(f"{about['cpu']}, {about['isa']}, {about['threads']} threads, torch {about['torch']}\n")
-        print(*(column.heading.ljust(-c) if (c := column.width) < 0 else column.heading.rjust(c) for column in columns))
+        print(*(column.align(column.heading) for column in columns))
         for case in cases:
             row = measure(case, args.rounds)
             rows.append(row)
-            print(*(column.show(row.get(column.key)) for column in columns), row.get("note", ""), flush=True)
+            print(*(column.show(row) for column in columns), row.get("note", ""), flush=True)
     if args.json:
         args.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     return rows
