@@ -67,6 +67,7 @@ void compute_row(const Plan& plan, int64_t n, int64_t oc_block, int64_t oh) {
   DepthwiseArgs a;
   a.wei = c.wei + oc_block * c.wei_md.strides[0];
   a.wei_kw = c.wei_md.strides[3];
+  a.first = a.last = true;
   for (const ColumnRun& run : plan.runs) {
     a.taps = run.taps.data() + rows.begin * run.taps_per_row;
     a.ntaps = (rows.end - rows.begin) * run.taps_per_row;

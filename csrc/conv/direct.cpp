@@ -113,9 +113,11 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   a.first = tile.ic_begin == 0;
   a.last = tile.ic_end == plan.ic_blocks;
   a.src_row = tile.src_row;
+  // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
+  const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
   for (int64_t row = 0; row < tile.rows;) {
-    const bool two = tile.cols <= plan.kernels.cols_two && row + 1 < tile.rows;
+    const bool two = pairs_of_rows && row + 1 < tile.rows;
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
     a.taps = plan.taps.data() + taps.begin * c.kw;
     a.ntaps = (taps.end - taps.begin) * c.kw;

@@ -9,7 +9,8 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t window_budget = 256 << 10;
+// Bytes: the windows of a tile, for a core's L2; and of the channels that are summed in one go, for its L1.
+constexpr int64_t window_budget = 256 << 10, sum_budget = 24 << 10;
 
 bool can(const Conv& c) {
   return c.groups > 1 && c.src_md.single_block(1) == c.block && c.block <= max_lanes && c.kernels() != nullptr;
@@ -26,6 +27,7 @@ struct Plan {
   int row_kernel;  // index into depthwise_kw
   int64_t ntiles;  // of an image and block of output channels, each some dst rows
   int64_t plane;   // floats from the window of one channel of the group to the next
+  int64_t nsums;   // the channels of a group are summed in so many parts
   std::vector<DepthwiseTap> taps;
 
   explicit Plan(const Conv& c)
@@ -41,6 +43,7 @@ struct Plan {
     const int64_t planes = c.n * c.oc_blocks();
     if (planes * ntiles % c.nthreads != 0) ntiles = std::min(c.oh, (ntiles + c.nthreads - 1) / c.nthreads * c.nthreads);
     plane = window.size((c.oh + ntiles - 1) / ntiles);
+    nsums = std::min(c.group_ic(), (bytes(1) + sum_budget - 1) / sum_budget);
     for (int64_t j = 0; j < c.group_ic(); j++)
       for (int64_t kh = 0; kh < c.kh; kh++)
         for (int64_t kw = 0; kw < c.kw; kw += depthwise_kw[row_kernel]) {
@@ -73,13 +76,15 @@ std::vector<Part> parts_of(const Conv& c, int64_t oc_block) {
 // Fills the windows of every channel of the groups that this block of output channels belongs to.
 void read_src(const Plan& plan, int64_t n, int64_t oc_block, int64_t row, int64_t rows, float* windows) {
   const Conv& c = plan.conv;
+  const std::vector<LaneMap> nothing(c.group_ic());
   bool first = true;
   for (const Part& part : parts_of(c, oc_block)) {
     const auto copy = [&](const float* pixels, int64_t stride, float* to, int64_t count) {
       plan.kernels.permute_pixels(pixels, stride, part.maps.data(), part.maps.size(), first, to, plan.plane, count);
     };
     const auto zero = [&](float* to, int64_t count) {
-      for (int64_t j = 0; first && count && j < c.group_ic(); j++) std::fill_n(to + j * plan.plane, count, 0.f);
+      if (first)
+        plan.kernels.permute_pixels(to, 0, nothing.data(), nothing.size(), true, to, plan.plane, count / c.block);
     };
     const float* const src = c.src + n * c.src_md.strides[0] + part.src_block * c.src_md.strides[1];
     plan.window.fill(src, row, rows, windows, copy, zero);
@@ -87,14 +92,20 @@ void read_src(const Plan& plan, int64_t n, int64_t oc_block, int64_t row, int64_
   }
 }
 
-void compute_row(const Plan& plan, const float* window_row, int64_t n, int64_t oc_block, int64_t oh) {
+// The s-th part of the sums of a dst row.
+void compute_row(const Plan& plan, const float* window_row, int64_t n, int64_t oc_block, int64_t oh, int64_t s) {
   const Conv& c = plan.conv;
+  int64_t j_begin, j_end;
+  split(c.group_ic(), plan.nsums, s, j_begin, j_end);
+  const int64_t taps_per_channel = plan.taps.size() / c.group_ic();
   DepthwiseArgs a;
-  a.taps = plan.taps.data();
-  a.ntaps = plan.taps.size();
+  a.taps = plan.taps.data() + j_begin * taps_per_channel;
+  a.ntaps = (j_end - j_begin) * taps_per_channel;
   a.wei = c.wei + oc_block * c.wei_md.strides[0];
   a.wei_kw = c.wei_md.strides[3];
   a.src = window_row;
+  a.first = s == 0;
+  a.last = s + 1 == plan.nsums;
   const int64_t stride = by_phase(c) ? 1 : c.stride_w;
   const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols;
   for (int64_t call = 0; call < ncalls; call++) {
@@ -117,10 +128,11 @@ void run(const Conv& c) {
       int64_t row_begin, row_end;
       split(c.oh, plan.ntiles, tile % plan.ntiles, row_begin, row_end);
       read_src(plan, n, oc_block, row_begin, row_end - row_begin, windows);
-      for (int64_t oh = row_begin; oh < row_end; oh++) {
-        const int64_t row = (oh - row_begin) * plan.window.rows_per_dst * plan.window.row_size;
-        compute_row(plan, windows + row, n, oc_block, oh);
-      }
+      for (int64_t s = 0; s < plan.nsums; s++)
+        for (int64_t oh = row_begin; oh < row_end; oh++) {
+          const int64_t row = (oh - row_begin) * plan.window.rows_per_dst * plan.window.row_size;
+          compute_row(plan, windows + row, n, oc_block, oh, s);
+        }
     }
   });
 }

@@ -73,8 +73,8 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
 template <int Kw, int Stride, int Cols>
 __attribute__((noinline)) void depthwise(const DepthwiseArgs& a) {
   Vec acc[Cols];
-  const Vec start = a.epilogue.bias ? Vec::loadu(a.epilogue.bias) : Vec(0.f);
-  UNROLL for (int c = 0; c < Cols; c++) acc[c] = start;
+  const Vec start = a.first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias) : Vec(0.f);
+  UNROLL for (int c = 0; c < Cols; c++) acc[c] = a.first ? start : Vec::loadu(a.dst + c * block);
   for (int64_t t = 0; t < a.ntaps; t++) {
     const float* const src = a.src + (a.src_offset + a.taps[t].src);
     Vec w[Kw];
@@ -89,7 +89,7 @@ __attribute__((noinline)) void depthwise(const DepthwiseArgs& a) {
       }
     }
   }
-  finish<1, Cols>(a.epilogue, 0, 0, 0, acc);
+  if (a.last) finish<1, Cols>(a.epilogue, 0, 0, 0, acc);
   UNROLL for (int c = 0; c < Cols; c++) acc[c].store(a.dst + c * block);
 }
 
@@ -151,7 +151,7 @@ constexpr ConvKernels make_table() {
   constexpr auto cols_two = std::make_index_sequence<max_cols_two>();
   fill<block, 1, 1>(table.one_row[0], cols);
   fill<block, 1, 2>(table.one_row[1], cols);
-  fill<block, 2, 1>(table.two_rows[0], cols_two);
+  fill<block, 2, 1>(table.two_rows[0], cols);
   fill<block, 2, 2>(table.two_rows[1], cols_two);
   fill<1, 1, 1>(table.plain_row[0], cols);
   fill<1, 1, 2>(table.plain_row[1], cols);

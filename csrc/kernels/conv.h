@@ -55,6 +55,7 @@ struct DepthwiseArgs {
   const float* wei;
   int64_t wei_kw;  // to the weights of the next tap of a row
   float* dst;
+  bool first, last;  // as in ConvArgs
   Epilogue epilogue;
 };
 using DepthwiseKernel = void (*)(const DepthwiseArgs&);
@@ -75,10 +76,10 @@ constexpr int conv_max_cols = 14;
 struct ConvKernels {
   int64_t block;
   int cols;      // most pixels of a row in one call, one row
-  int cols_two;  // and with two rows
+  int cols_two;  // and with two rows of two blocks; two rows of one block have as many as one row
   // [oc blocks - 1][cols - 1]
   ConvKernel one_row[2][conv_max_cols];
-  ConvKernel two_rows[2][conv_max_cols / 2];
+  ConvKernel two_rows[2][conv_max_cols];
   ConvKernel plain_row[2][conv_max_cols];  // src is a plain plane: pixels are 1 apart, not `block`
   // [index into depthwise_kw][column stride - 1][cols - 1]
   DepthwiseKernel depthwise[std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
