@@ -1634,6 +1634,7 @@ CALLS = {
     aten._upsample_nearest_exact2d.default: lambda x, f: f(x, [6, 7]),
     aten.upsample_bicubic2d.default: lambda x, f: f(x, [6, 7], True),
     aten.max_pool2d_with_indices.default: lambda x, f: f(x, [2, 2]),
+    aten.max_pool2d.default: lambda x, f: f(x, [2, 2]),
     aten.adaptive_max_pool2d.default: lambda x, f: f(x, [2, 2]),
     aten.view.default: lambda x, f: f(x, [-1]),
     aten._unsafe_view.default: lambda x, f: f(x, [-1, 5]),
