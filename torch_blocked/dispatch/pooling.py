@@ -240,3 +240,24 @@ def upsample_bilinear(
     if len(output_size) != 2 or min(output_size) < 1:
         return fallback(func, x, output_size, align_corners, scales_h, scales_w)
     return _like(library.upsample_op(x._physical, output_size, "bilinear", align_corners, scales_h, scales_w), x)
+
+
+_WHOLE = {
+    aten.upsample_nearest2d.vec: aten.upsample_nearest2d.default,
+    aten._upsample_nearest_exact2d.vec: aten._upsample_nearest_exact2d.default,
+    aten.upsample_bilinear2d.vec: aten.upsample_bilinear2d.default,
+    aten.upsample_bicubic2d.vec: aten.upsample_bicubic2d.default,
+}
+
+
+@register(*_WHOLE)
+def upsample_whole(
+    func: OpOverload, x: Tensor, output_size: list[int] | None, *align_corners_and_scales: object
+) -> Tensor:
+    """What `inference_mode` delivers, not yet taken apart: a size or factors."""
+    *align_corners, scales = align_corners_and_scales
+    if x.dim() != 4 or (output_size is None) == (scales is None) or len(output_size or scales) != 2:
+        return fallback(func, x, output_size, *align_corners_and_scales)
+    if output_size is None:
+        output_size = [torch.sym_int(n * scale) for n, scale in zip(x.shape[2:], scales, strict=True)]
+    return _WHOLE[func](x, output_size, *align_corners, *(scales or (None, None)))
