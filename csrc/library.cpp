@@ -377,9 +377,9 @@ Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, co
 
 // At most 2^30, so that no product of two overflows.
 void check_numbers(const char* name, IntArrayRef values, int64_t least) {
-  TORCH_CHECK_VALUE(values.size() == 2 && std::min(values[0], values[1]) >= least &&
-                        std::max(values[0], values[1]) <= (1 << 30),
-                    name, " is two numbers from ", least, " to 2**30, got ", values);
+  TORCH_CHECK_VALUE(
+      values.size() == 2 && std::min(values[0], values[1]) >= least && std::max(values[0], values[1]) <= (1 << 30),
+      name, " is two numbers from ", least, " to 2**30, got ", values);
 }
 
 // `src`, copied where its blocks are not dense: keep it as long as what blocked_images makes of it.
@@ -409,8 +409,9 @@ std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, int64_t channels, IntArra
   check_numbers("pool: output_size", output_size, 1);
   Pooling p{};
   p.src = blocked_images(images), p.channels = channels, p.mode = pool_mode(mode);
-  TORCH_CHECK_VALUE(channels >= 0 && p.src.c_blocks == channels / p.src.block + (channels % p.src.block != 0), "pool: ",
-                    channels, " channels in blocks of ", p.src.block, " are not the ", p.src.c_blocks, " of src");
+  TORCH_CHECK_VALUE(channels >= 0 && p.src.c_blocks == channels / p.src.block + (channels % p.src.block != 0),
+                    "pool: ", channels, " channels in blocks of ", p.src.block, " are not the ", p.src.c_blocks,
+                    " of src");
   p.h = p.w = {0, 1, 0, 1};  // adaptive
   if (!kernel.empty()) {
     check_numbers("pool: kernel", kernel, 1);
@@ -449,7 +450,7 @@ Tensor upsample_cpu(const Tensor& src, IntArrayRef output_size, c10::string_view
   const Tensor images = check_images("upsample", src);
   check_numbers("upsample: output_size", output_size, 1);
   Upsampling u{blocked_images(images), upsample_mode(mode), align_corners, scale_h.value_or(0), scale_w.value_or(0),
-               output_size[0], output_size[1], nullptr, num_threads()};
+               output_size[0],         output_size[1],      nullptr,       num_threads()};
   Tensor dst = empty_pooled({u.src.n, u.src.c_blocks, u.oh, u.ow, u.src.block}, at::kFloat);
   if (dst.numel() == 0) return dst;
   u.dst = dst.mutable_data_ptr<float>();

@@ -1629,6 +1629,7 @@ CALLS = {
     aten._native_batch_norm_legit.no_stats: lambda x, f: f(x, None, None, True, 0.1, 1e-5),
     aten.avg_pool2d.default: lambda x, f: f(x, [2, 2]),
     aten._adaptive_avg_pool2d.default: lambda x, f: f(x, [2, 3]),
+    aten.adaptive_avg_pool2d.default: lambda x, f: f(x, [2, 3]),
     aten.upsample_nearest2d.default: lambda x, f: f(x, [6, 7]),
     aten.upsample_bilinear2d.default: lambda x, f: f(x, [6, 7], False),
     aten._upsample_nearest_exact2d.default: lambda x, f: f(x, [6, 7]),

@@ -262,7 +262,7 @@ def pool_aten(
     indices: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`pool` in ATen operations: any device, any floating dtype, differentiable."""
-    blocking = (1, src.size(-1))
+    blocking = (1, int(src.size(-1)))
     x = blocked_to_plain(src, (src.size(0), channels, *src.shape[2:4]), blocking)
     if mode == "max":
         window = (kernel, stride, padding, dilation, True)
@@ -286,7 +286,8 @@ def upsample_aten(
     scale_w: float | None = None,
 ) -> Tensor:
     """`upsample` in ATen operations: any device, any floating dtype, differentiable."""
-    n, c_blocks, h, w, block = src.shape
+    n, c_blocks, h, w, _ = src.shape
+    block = int(src.size(-1))
     x = blocked_to_plain(src, (n, c_blocks * block, h, w), (1, block))
     if mode == "bilinear":
         y = torch.ops.aten.upsample_bilinear2d(x, output_size, align_corners, scale_h, scale_w)

@@ -37,17 +37,26 @@ void for_each_vector(int64_t block, const Row& row) {
   if (first < block) row(PartOfVector{first, int(block - first)});
 }
 
-// Calls tap(pixel of src, its index in the plane) on all that the dst pixel of `col` sees.
-template <class Tap>
-inline void for_each_tap(const PoolRow& a, const Window& col, const Tap& tap) {
+// Calls tap(pixel of src, its index in the plane) on all that the dst pixel of `col` sees; `Width` of a row, if not 0.
+template <int Width, class Tap>
+inline void for_each_tap_of(const PoolRow& a, const Window& col, const Tap& tap) {
+  const int64_t width = Width ? Width : col.taps;
   for (int64_t i = 0; i < a.window.taps; i++) {
     const int64_t h = a.window.begin + i * a.dilation_h;
     const float* const row = a.src.data + h * a.src.row;
-    for (int64_t j = 0; j < col.taps; j++) {
+    for (int64_t j = 0; j < width; j++) {
       const int64_t w = col.begin + j * a.dilation_w;
       tap(row + w * a.src.pixel, h * a.iw + w);
     }
   }
+}
+
+// Most windows are small: with a width known to the compiler they have one loop, not two.
+template <class Tap>
+inline void for_each_tap(const PoolRow& a, const Window& col, const Tap& tap) {
+  if (col.taps == 2) return for_each_tap_of<2>(a, col, tap);
+  if (col.taps == 3) return for_each_tap_of<3>(a, col, tap);
+  for_each_tap_of<0>(a, col, tap);
 }
 
 constexpr float lowest = -std::numeric_limits<float>::infinity();
@@ -88,7 +97,7 @@ void average(const PoolRow& a) {
       Vec sum(0.f);
       for_each_tap(a, a.windows[j], [&](const float* pixel, int64_t) { sum = sum + lanes.load(pixel); });
       const float divisor = a.divisor != 0 ? a.divisor : float(a.window.count * a.windows[j].count);
-      lanes.store(sum / Vec(divisor), a.dst + j * a.src.block);
+      lanes.store(sum * Vec(1 / divisor), a.dst + j * a.src.block);
     }
   });
 }

@@ -92,8 +92,7 @@ class Window(NamedTuple):
             return None
         window = Window(*pairs)
         least, most = min(*window.kernel, *window.stride, *window.dilation), max(map(max, window))
-        half = [((k - 1) * d + 1) // 2 for k, d in zip(window.kernel, window.dilation, strict=True)]
-        too_wide = any(p > h for p, h in zip(window.padding, half, strict=True))
+        too_wide = any(p > k // 2 for p, k in zip(window.padding, window.kernel, strict=True))
         return None if least < 1 or min(window.padding) < 0 or most > 2**24 or too_wide else window
 
     def dst_size(self, src_size: Sequence[int], ceil_mode: bool) -> list[int]:
@@ -180,14 +179,9 @@ def avg_pool(
     return _like(dst, x)
 
 
-def global_average(x: BlockedTensor) -> Tensor:
-    """The physical tensor, (n, c / b, 1, 1, b), of the averages over H, W of an `x` that has a kernel."""
-    return library.pool_op(x._physical, x.size(1), (1, 1), "avg")[0]
-
-
-@register(aten._adaptive_avg_pool2d.default)
+@register(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)
 def adaptive_avg_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> Tensor:
-    """As many windows as `output_size` says."""
+    """As many windows as `output_size` says. `inference_mode` delivers the second, not yet taken apart."""
     if not has_kernel(x):
         return per_channel(func, x, output_size)
     if len(output_size) != 2 or min(output_size) < 1:
