@@ -402,16 +402,17 @@ PoolMode pool_mode(c10::string_view name) {
   return name == "max" ? PoolMode::Max : PoolMode::Average;
 }
 
-std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, int64_t channels, IntArrayRef output_size, c10::string_view mode,
-                                    IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                                    bool count_include_pad, std::optional<int64_t> divisor_override, bool indices) {
-  const Tensor images = check_images("pool", src);
-  check_numbers("pool: output_size", output_size, 1);
+// Sizes and windows; everything but where the answers go. `images` is what check_images returns.
+Pooling pooling(const Tensor& images, int64_t channels, IntArrayRef output_size, c10::string_view mode,
+                IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                bool count_include_pad, std::optional<int64_t> divisor_override) {
   Pooling p{};
   p.src = blocked_images(images), p.channels = channels, p.mode = pool_mode(mode);
   TORCH_CHECK_VALUE(channels >= 0 && p.src.c_blocks == channels / p.src.block + (channels % p.src.block != 0),
                     "pool: ", channels, " channels in blocks of ", p.src.block, " are not the ", p.src.c_blocks,
                     " of src");
+  check_numbers("pool: output_size", output_size, 1);
+  p.oh = output_size[0], p.ow = output_size[1], p.nthreads = num_threads();
   p.h = p.w = {0, 1, 0, 1};  // adaptive
   if (!kernel.empty()) {
     check_numbers("pool: kernel", kernel, 1);
@@ -422,16 +423,24 @@ std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, int64_t channels, IntArra
   }
   TORCH_CHECK_VALUE(!divisor_override || *divisor_override != 0, "pool: divisor_override is not 0");
   p.divisor = float(divisor_override.value_or(0)), p.count_include_pad = count_include_pad;
+  return p;
+}
+
+std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, int64_t channels, IntArrayRef output_size, c10::string_view mode,
+                                    IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                    bool count_include_pad, std::optional<int64_t> divisor_override, bool indices) {
+  const Tensor images = check_images("pool", src);
+  Pooling p = pooling(images, channels, output_size, mode, kernel, stride, padding, dilation, count_include_pad,
+                      divisor_override);
   TORCH_CHECK_VALUE(!indices || p.mode == PoolMode::Max, "pool: indices are those of maxima, got mode '", mode, "'");
   TORCH_CHECK_VALUE(!indices || p.src.ih <= std::numeric_limits<int32_t>::max() / p.src.iw,
                     "pool: indices are of planes of less than 2**31 pixels, got ", p.src.ih, "x", p.src.iw);
-  p.oh = output_size[0], p.ow = output_size[1], p.nthreads = num_threads();
   const int64_t dst_size[] = {p.src.n, p.src.c_blocks, p.oh, p.ow, p.src.block};
-  Tensor dst = empty_pooled(dst_size, at::kFloat);
-  Tensor dst_indices = indices ? empty_pooled(dst_size, at::kLong) : empty_pooled({0}, at::kLong);
+  const Tensor dst = empty_pooled(dst_size, at::kFloat);
+  const Tensor dst_indices = indices ? empty_pooled(dst_size, at::kLong) : empty_pooled({0}, at::kLong);
   if (dst.numel() == 0) return {dst, dst_indices};
   p.dst = dst.mutable_data_ptr<float>();
-  p.indices = indices ? dst_indices.mutable_data_ptr<int64_t>() : nullptr;
+  if (indices) p.indices = dst_indices.mutable_data_ptr<int64_t>();
   pool(p);
   return {dst, dst_indices};
 }

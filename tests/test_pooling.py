@@ -189,11 +189,18 @@ def test_upsample_reads_src_whatever_the_scale(isa, scale):
 # ---- Handlers
 
 
-def test_inference_mode_makes_no_indices():
-    x = image(2, 17, 9, 8)
-    with torch.inference_mode(), tb.count() as counts:
+@pytest.mark.parametrize("inference", [False, True])
+def test_inference_mode_makes_no_indices(monkeypatch, inference):
+    x, op, wanted = image(2, 17, 9, 8), library.pool_op, []
+
+    def recorded(*args, indices=False):
+        wanted.append(indices)
+        return op(*args, indices=indices)
+
+    monkeypatch.setattr(library, "pool_op", recorded)
+    with torch.inference_mode(inference), tb.count() as counts:
         y = F.max_pool2d(x.to(tb.nChw16c), 3, 2, 1)
-    assert not counts.fallbacks
+    assert wanted == [not inference] and not counts.fallbacks
     assert_same(y, F.max_pool2d(x, 3, 2, 1), rtol=0, atol=0)
 
 
