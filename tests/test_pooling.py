@@ -123,6 +123,12 @@ def test_adaptive(isa, guarded, size):
             assert_same(back(library.pool_op(src, channels, output_size, "avg")[0]), average)
 
 
+def test_average_of_large_planes(isa):
+    x = torch.rand(1, 8, 200, 200)
+    y, _ = library.pool_op(x.to(tb.nChw8c).physical, 8, (1, 1), "avg")
+    torch.testing.assert_close(y.flatten(), x.double().mean((2, 3)).float().flatten(), rtol=2e-6, atol=0)
+
+
 def test_nan_in_one_channel_of_a_block(isa):
     """The last NaN of a window has the index; its neighbours in the block keep theirs."""
     x = image(1, 16, 3, 3)

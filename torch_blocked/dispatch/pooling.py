@@ -179,6 +179,11 @@ def avg_pool(
     return _like(dst, x)
 
 
+def global_average(x: BlockedTensor) -> BlockedTensor:
+    """The averages over H, W, (n, c, 1, 1), of an `x` that has a kernel."""
+    return _like(library.pool_op(x._physical, x.size(1), (1, 1), "avg")[0], x)
+
+
 @register(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)
 def adaptive_avg_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> Tensor:
     """As many windows as `output_size` says. `inference_mode` delivers the second, not yet taken apart."""
