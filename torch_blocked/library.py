@@ -1,6 +1,6 @@
 """The C++ operators' Python face: loading, shape-only kernels, autograd, the same in ATen operations.
 
-Both operators take and return physical tensors. A blocking is a flat list (axis, size, axis, size, ...), outermost
+They take and return physical tensors. A blocking is a flat list (axis, size, axis, size, ...), outermost
 inner block first; a plain tensor's is empty.
 
 ``torch_blocked::reorder(src, size, src_blocking, dst_order, dst_blocking, dtype=None) -> dst``
@@ -12,6 +12,16 @@ groups, block, scale=None, shift=None, residual=None, activation="none") -> dst`
     2-D convolution, float32. src is plain (n, ic, ih, iw) or blocked; weight plain or blocked, of logical size
     (oc, ic / groups, kh, kw); dst is (n, ceil(oc / block), oh, ow, block). After the sum, in this order: + bias, *
     scale + shift (a value a channel), + residual (laid out as dst), activation ("none", "relu", "relu6").
+
+``torch_blocked::pool(src, channels, output_size, mode, kernel=[], stride=[], padding=[], dilation=[],
+count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)``
+    Windows over h and w, float32; all lists are (h, w). src is (n, ceil(channels / block), h, w, block), dst that of
+    `output_size`: the caller rounds. mode is "max" (of nothing -inf) or "avg"; without a kernel the windows are those
+    of adaptive pooling. The indices, int64, count within the plane; without `indices` there are none, shape (0).
+
+``torch_blocked::upsample(src, output_size, mode, align_corners=False, scale_h=None, scale_w=None) -> dst``
+    src and dst are (n, blocks, h, w, block), float32; mode is "nearest", "nearest-exact" or "bilinear". The scales, dst
+    to src, are as PyTorch's: None for those of the sizes.
 """
 
 from __future__ import annotations
@@ -39,6 +49,8 @@ ops = torch.ops.torch_blocked
 reorder_op = ops.reorder.default
 convolution_op = ops.convolution.default
 batch_norm_op = ops.batch_norm.default
+pool_op = ops.pool.default
+upsample_op = ops.upsample.default
 
 
 def isa() -> str:
@@ -236,6 +248,56 @@ def batch_norm_aten(
     return src * F.pad(scale, tail).view(shape) + F.pad(shift, tail).view(shape)
 
 
+def pool_aten(
+    src: Tensor,
+    channels: int,
+    output_size: Sequence[int],
+    mode: str,
+    kernel: Sequence[int] = (),
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (),
+    dilation: Sequence[int] = (),
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    indices: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`pool` in ATen operations: any device, any floating dtype, differentiable."""
+    blocking = (1, int(src.size(-1)))
+    x = blocked_to_plain(src, (src.size(0), channels, *src.shape[2:4]), blocking)
+    if mode == "max":
+        window = (kernel, stride, padding, dilation, True)
+        ys = F.max_pool2d_with_indices(x, *window) if kernel else F.adaptive_max_pool2d_with_indices(x, output_size)
+    elif kernel:
+        ys = (F.avg_pool2d(x, kernel, stride, padding, True, count_include_pad, divisor_override),)
+    else:
+        ys = (F.adaptive_avg_pool2d(x, output_size),)
+    # Rounded up there may be one window more than the caller wants.
+    oh, ow = output_size
+    dst, *found = (plain_to_blocked(y[..., :oh, :ow], (0, 1, 2, 3), blocking) for y in ys)
+    return dst, found[0] if indices else dst.new_empty(0, dtype=torch.int64)
+
+
+def upsample_aten(
+    src: Tensor,
+    output_size: Sequence[int],
+    mode: str,
+    align_corners: bool = False,
+    scale_h: float | None = None,
+    scale_w: float | None = None,
+) -> Tensor:
+    """`upsample` in ATen operations: any device, any floating dtype, differentiable."""
+    n, c_blocks, h, w, _ = src.shape
+    block = int(src.size(-1))
+    x = blocked_to_plain(src, (n, c_blocks * block, h, w), (1, block))
+    if mode == "bilinear":
+        y = torch.ops.aten.upsample_bilinear2d(x, output_size, align_corners, scale_h, scale_w)
+    elif mode == "nearest":
+        y = torch.ops.aten.upsample_nearest2d(x, output_size, scale_h, scale_w)
+    else:
+        y = torch.ops.aten._upsample_nearest_exact2d(x, output_size, scale_h, scale_w)
+    return plain_to_blocked(y, (0, 1, 2, 3), (1, block))
+
+
 # ---- Shape-only kernels
 
 
@@ -284,6 +346,31 @@ def _batch_norm_fake(
     return torch.empty_like(src, memory_format=torch.contiguous_format)
 
 
+@torch.library.register_fake("torch_blocked::pool")
+def _pool_fake(
+    src: Tensor,
+    channels: int,
+    output_size: Sequence[int],
+    mode: str,
+    kernel: Sequence[int] = (),
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (),
+    dilation: Sequence[int] = (),
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    indices: bool = False,
+) -> tuple[Tensor, Tensor]:
+    size = [*src.shape[:2], *output_size, src.size(4)]
+    return src.new_empty(size), src.new_empty(size if indices else [0], dtype=torch.int64)
+
+
+@torch.library.register_fake("torch_blocked::upsample")
+def _upsample_fake(
+    src: Tensor, output_size: Sequence[int], *_: str | bool | float | None, **__: bool | float | None
+) -> Tensor:
+    return src.new_empty([*src.shape[:2], *output_size, src.size(4)])
+
+
 # ---- Autograd: the vector-Jacobian product of the same in ATen operations
 
 
@@ -293,7 +380,7 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
         ctx.save_for_backward(*(inputs[i] for i in ctx.positions))
         ctx.others = [None if isinstance(a, Tensor) else a for a in inputs]
 
-    def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
+    def backward(ctx, grad: Tensor, *_: Tensor | None) -> tuple:  # noqa: ANN001
         inputs, grads = list(ctx.others), [None] * len(ctx.others)
         wanted = [i for i in ctx.positions if ctx.needs_input_grad[i]]
         twice = torch.is_grad_enabled()  # the gradient is differentiated again
@@ -301,6 +388,7 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
             inputs[i] = tensor if i not in wanted or twice else tensor.detach().requires_grad_()
         with torch.enable_grad():
             dst = aten(*inputs)
+        dst = dst[0] if isinstance(dst, tuple) else dst  # the others are integers
         found = torch.autograd.grad(dst, [inputs[i] for i in wanted], grad, create_graph=twice)
         for i, g in zip(wanted, found, strict=True):
             grads[i] = g
@@ -312,3 +400,5 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
 _register_vjp("reorder", reorder_aten)
 _register_vjp("convolution", convolution_aten)
 _register_vjp("batch_norm", batch_norm_aten)
+_register_vjp("pool", pool_aten)
+_register_vjp("upsample", upsample_aten)

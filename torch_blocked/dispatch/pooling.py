@@ -1,17 +1,27 @@
-"""Pooling and resampling over H, W: a blocked tensor is, block by block, a batch of channels_last images."""
+"""Pooling and resampling over H, W: `torch_blocked::pool` and `torch_blocked::upsample`, float32 on the CPU.
+
+For the rest a blocked tensor is, block by block, a batch of channels_last images.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import clear_padding
 from torch_blocked.dispatch.registry import register
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
+
+
+# ---- As a batch of images
 
 
 def _images(x: BlockedTensor) -> Tensor:
@@ -22,6 +32,10 @@ def _images(x: BlockedTensor) -> Tensor:
 def _blocked(images: Tensor, x: BlockedTensor) -> BlockedTensor:
     """The way back, for images of any size."""
     physical = images.permute(0, 2, 3, 1).contiguous().unflatten(0, x._physical.shape[:2])
+    return _like(physical, x)
+
+
+def _like(physical: Tensor, x: BlockedTensor) -> BlockedTensor:
     return BlockedTensor(physical, x._blocking, (*x.shape[:2], *physical.shape[2:4]))
 
 
@@ -30,14 +44,7 @@ def is_blocked_image(x: Tensor) -> bool:
     return isinstance(x, BlockedTensor) and x.dim() == 4 and len(x._blocking) == 1 and x._blocking.axes == (1,)
 
 
-@register(
-    aten.avg_pool2d.default,
-    aten._adaptive_avg_pool2d.default,
-    aten.upsample_nearest2d.default,
-    aten.upsample_bilinear2d.default,
-    aten._upsample_nearest_exact2d.default,
-    aten.upsample_bicubic2d.default,
-)
+@register(aten.upsample_bicubic2d.default)
 def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
     """An operator that treats each channel alike and makes zero of zeros."""
     if not is_blocked_image(x) or not x.numel():
@@ -45,8 +52,7 @@ def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: obj
     return _blocked(func(_images(x), *args, **kwargs), x)
 
 
-@register(aten.max_pool2d_with_indices.default, aten.adaptive_max_pool2d.default)
-def max_pool(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+def max_of_images(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
     """Values and indices, both blocked. An index counts within its plane, whatever the format."""
     if not is_blocked_image(x) or not x.numel():
         return fallback(func, x, *args, **kwargs)
@@ -54,3 +60,203 @@ def max_pool(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object
     for y in (values, indices):  # the maximum of zeros is at some index, that of an empty window -inf
         clear_padding(y._physical, y._blocking, y.shape)
     return values, indices
+
+
+# ---- By the kernels
+
+
+def has_kernel(x: Tensor) -> bool:
+    """Whether the operators take `x`."""
+    return (
+        is_blocked_image(x)
+        and x._blocking[0][1] in (8, 16)
+        and x.dtype is torch.float32
+        and x.device.type == "cpu"
+        and x.numel() > 0
+    )
+
+
+class Window(NamedTuple):
+    """The windows' sizes, each a pair (h, w)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int] = (1, 1)
+
+    @staticmethod
+    def of(kernel: object, stride: object, padding: object, dilation: object = 1) -> Window | None:
+        """As PyTorch reads its arguments; None for those that it refuses."""
+        pairs = [_pair(v) for v in (kernel, stride or kernel, padding, dilation)]
+        if None in pairs:
+            return None
+        window = Window(*pairs)
+        least, most = min(*window.kernel, *window.stride, *window.dilation), max(map(max, window))
+        too_wide = any(p > k // 2 for p, k in zip(window.padding, window.kernel, strict=True))
+        return None if least < 1 or min(window.padding) < 0 or most > 2**24 or too_wide else window
+
+    def dst_size(self, src_size: Sequence[int], ceil_mode: bool) -> list[int]:
+        """The windows along each axis; those that would start in the padding at the end are dropped."""
+        sizes = []
+        for n, k, s, p, d in zip(src_size, *self, strict=True):
+            span = n + 2 * p - d * (k - 1) - 1
+            size = (span + (s - 1 if ceil_mode else 0)) // s + 1
+            sizes.append(size - 1 if ceil_mode and (size - 1) * s >= n + p else size)
+        return sizes
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int] | None:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * 2 if len(values) == 1 else values if len(values) == 2 else None
+
+
+@register(aten.max_pool2d_with_indices.default)
+def max_pool_with_indices(
+    func: OpOverload,
+    x: Tensor,
+    kernel_size: list[int],
+    stride: list[int] = (),
+    padding: list[int] = 0,
+    dilation: list[int] = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Values and indices, both blocked. An index counts within its plane, whatever the format."""
+    if not has_kernel(x):
+        return max_of_images(func, x, kernel_size, stride, padding, dilation, ceil_mode)
+    ys = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, indices=True)
+    return ys or fallback(func, x, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+@register(aten.max_pool2d.default)
+def max_pool_whole(
+    func: OpOverload,
+    x: Tensor,
+    kernel_size: list[int],
+    stride: list[int] = (),
+    padding: list[int] = 0,
+    dilation: list[int] = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """What `inference_mode` delivers, not yet taken apart: no one asks for the indices."""
+    if has_kernel(x):
+        ys = _max_pool(x, kernel_size, stride, padding, dilation, ceil_mode, indices=False)
+        if ys is not None:
+            return ys[0]
+    return aten.max_pool2d_with_indices.default(x, kernel_size, stride, padding, dilation, ceil_mode)[0]
+
+
+def _max_pool(
+    x: BlockedTensor, kernel: object, stride: object, padding: object, dilation: object, ceil_mode: bool, indices: bool
+) -> tuple[Tensor, ...] | None:
+    """None where PyTorch says what is wrong."""
+    window = Window.of(kernel, stride, padding, dilation)
+    size = window and window.dst_size(x.shape[2:], ceil_mode)
+    if not size or min(size) < 1:
+        return None
+    dst, found = library.pool_op(x._physical, x.size(1), size, "max", *window, indices=indices)
+    return (_like(dst, x), _like(found, x)) if indices else (_like(dst, x),)
+
+
+@register(aten.avg_pool2d.default)
+def avg_pool(
+    func: OpOverload,
+    x: Tensor,
+    kernel_size: list[int],
+    stride: list[int] = (),
+    padding: list[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The average of each window."""
+    if not has_kernel(x):
+        return per_channel(func, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    window = Window.of(kernel_size, stride, padding)
+    size = window and window.dst_size(x.shape[2:], ceil_mode)
+    if not size or min(size) < 1 or divisor_override == 0:
+        return fallback(func, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    dst, _ = library.pool_op(x._physical, x.size(1), size, "avg", *window, count_include_pad, divisor_override)
+    return _like(dst, x)
+
+
+def global_average(x: BlockedTensor) -> BlockedTensor:
+    """The averages over H, W, (n, c, 1, 1), of an `x` that has a kernel."""
+    return _like(library.pool_op(x._physical, x.size(1), (1, 1), "avg")[0], x)
+
+
+@register(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)
+def adaptive_avg_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> Tensor:
+    """As many windows as `output_size` says. `inference_mode` delivers the second, not yet taken apart."""
+    if not has_kernel(x):
+        return per_channel(func, x, output_size)
+    if len(output_size) != 2 or min(output_size) < 1:
+        return fallback(func, x, output_size)
+    return _like(library.pool_op(x._physical, x.size(1), output_size, "avg")[0], x)
+
+
+@register(aten.adaptive_max_pool2d.default)
+def adaptive_max_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """As many windows as `output_size` says; values and indices."""
+    if not has_kernel(x):
+        return max_of_images(func, x, output_size)
+    if len(output_size) != 2 or min(output_size) < 1:
+        return fallback(func, x, output_size)
+    dst, found = library.pool_op(x._physical, x.size(1), output_size, "max", indices=True)
+    return _like(dst, x), _like(found, x)
+
+
+_NEAREST = {aten.upsample_nearest2d.default: "nearest", aten._upsample_nearest_exact2d.default: "nearest-exact"}
+
+
+@register(*_NEAREST)
+def upsample_nearest(
+    func: OpOverload,
+    x: Tensor,
+    output_size: list[int],
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Tensor:
+    """The nearest pixel."""
+    if not has_kernel(x):
+        return per_channel(func, x, output_size, scales_h, scales_w)
+    if len(output_size) != 2 or min(output_size) < 1:
+        return fallback(func, x, output_size, scales_h, scales_w)
+    return _like(library.upsample_op(x._physical, output_size, _NEAREST[func], False, scales_h, scales_w), x)
+
+
+@register(aten.upsample_bilinear2d.default)
+def upsample_bilinear(
+    func: OpOverload,
+    x: Tensor,
+    output_size: list[int],
+    align_corners: bool,
+    scales_h: float | None = None,
+    scales_w: float | None = None,
+) -> Tensor:
+    """Between the four nearest pixels."""
+    if not has_kernel(x):
+        return per_channel(func, x, output_size, align_corners, scales_h, scales_w)
+    if len(output_size) != 2 or min(output_size) < 1:
+        return fallback(func, x, output_size, align_corners, scales_h, scales_w)
+    return _like(library.upsample_op(x._physical, output_size, "bilinear", align_corners, scales_h, scales_w), x)
+
+
+_WHOLE = {
+    aten.upsample_nearest2d.vec: aten.upsample_nearest2d.default,
+    aten._upsample_nearest_exact2d.vec: aten._upsample_nearest_exact2d.default,
+    aten.upsample_bilinear2d.vec: aten.upsample_bilinear2d.default,
+    aten.upsample_bicubic2d.vec: aten.upsample_bicubic2d.default,
+}
+
+
+@register(*_WHOLE)
+def upsample_whole(
+    func: OpOverload, x: Tensor, output_size: list[int] | None, *align_corners_and_scales: object
+) -> Tensor:
+    """What `inference_mode` delivers, not yet taken apart: a size or factors."""
+    *align_corners, scales = align_corners_and_scales
+    if x.dim() != 4 or (output_size is None) == (scales is None) or len(output_size or scales) != 2:
+        return fallback(func, x, output_size, *align_corners_and_scales)
+    if output_size is None:
+        output_size = [torch.sym_int(n * scale) for n, scale in zip(x.shape[2:], scales, strict=True)]
+    return _WHOLE[func](x, output_size, *align_corners, *(scales or (None, None)))

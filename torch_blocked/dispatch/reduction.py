@@ -9,6 +9,7 @@ from torch._prims_common import canonicalize_dim
 
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import clear_padding, shifted
+from torch_blocked.dispatch.pooling import global_average, has_kernel
 from torch_blocked.dispatch.registry import register
 from torch_blocked.dispatch.shape import as_plain
 from torch_blocked.tensor import BlockedTensor
@@ -34,6 +35,8 @@ def reduce(
     dims = [canonicalize_dim(x.dim(), d) for d in ([dim] if isinstance(dim, int) else dim or [])]
     if not dims or len(set(dims)) != len(dims) or not x.numel() or any(d in x._blocking.axes for d in dims):
         return fallback(func, x, dim or [], keepdim, **kwargs)
+    if func is aten.mean.dim and sorted(dims) == [2, 3] and keepdim and not kwargs and has_kernel(x):
+        return global_average(x)
     physical = _reduce_physical(func, x._physical, sorted(dims), keepdim, kwargs)
     kept = [d for d in range(x.dim()) if keepdim or d not in dims]
     size = tuple(1 if d in dims else x.size(d) for d in kept)

@@ -1,0 +1,143 @@
+#include "pooling.h"
+
+#include <ATen/cpu/vec/vec.h>
+
+#include <limits>
+
+#include "tier.h"
+
+namespace torch_blocked {
+namespace {
+
+using Vec = at::vec::Vectorized<float>;
+using Index = at::vec::Vectorized<int32_t>;
+static_assert(Vec::size() == Index::size());
+
+// Some lanes of every pixel, from `first` on: a whole vector, or what is left of a block.
+struct WholeVector {
+  int64_t first;
+  Vec load(const float* pixel) const { return Vec::loadu(pixel + first); }
+  void store(const Vec& v, float* pixel) const { v.store(pixel + first); }
+  int count() const { return Vec::size(); }
+};
+struct PartOfVector {
+  int64_t first;
+  int lanes;
+  Vec load(const float* pixel) const { return Vec::loadu(pixel + first, lanes); }
+  void store(const Vec& v, float* pixel) const { v.store(pixel + first, lanes); }
+  int count() const { return lanes; }
+};
+
+// Calls row(lanes) on the parts of a block, one vector at a time: what a row reads stays in the L1 cache.
+template <class Row>
+void for_each_vector(int64_t block, const Row& row) {
+  int64_t first = 0;
+  for (; first + Vec::size() <= block; first += Vec::size()) row(WholeVector{first});
+  if (first < block) row(PartOfVector{first, int(block - first)});
+}
+
+// Calls tap(pixel of src, its index in the plane) on all that the dst pixel of `col` sees; `Width` of a row, if not 0.
+// row_end() follows each row.
+template <int Width, class Tap, class RowEnd>
+inline void for_each_tap_of(const PoolRow& a, const Window& col, const Tap& tap, const RowEnd& row_end) {
+  const int64_t width = Width ? Width : col.taps;
+  // Below the window, which the next row of dst reads. Rows of a block are short: the CPU's own prefetch starts anew on
+  // each, and alone takes two to three times as long.
+  const int64_t ahead = a.window.taps * a.src.row;
+  for (int64_t i = 0; i < a.window.taps; i++) {
+    const int64_t h = a.window.begin + i * a.dilation_h;
+    const float* const row = a.src.data + h * a.src.row;
+    for (int64_t j = 0; j < width; j++) {
+      const int64_t w = col.begin + j * a.dilation_w;
+      const float* const pixel = row + w * a.src.pixel;
+      __builtin_prefetch(pixel + ahead);
+      tap(pixel, h * a.iw + w);
+    }
+    row_end();
+  }
+}
+
+// Most windows are small: with a width known to the compiler they have one loop, not two.
+template <class Tap, class RowEnd = void (*)()>
+inline void for_each_tap(const PoolRow& a, const Window& col, const Tap& tap, const RowEnd& row_end = [] {}) {
+  if (col.taps == 2) return for_each_tap_of<2>(a, col, tap, row_end);
+  if (col.taps == 3) return for_each_tap_of<3>(a, col, tap, row_end);
+  for_each_tap_of<0>(a, col, tap, row_end);
+}
+
+constexpr float lowest = -std::numeric_limits<float>::infinity();
+
+void max(const PoolRow& a) {
+  for_each_vector(a.src.block, [&](auto lanes) {
+    for (int64_t j = 0; j < a.ow; j++) {
+      Vec most(lowest);
+      for_each_tap(a, a.windows[j],
+                   [&](const float* pixel, int64_t) { most = at::vec::maximum(most, lanes.load(pixel)); });
+      lanes.store(most, a.dst + j * a.src.block);
+    }
+  });
+}
+
+// The index is that of the first maximum, or of the last NaN; of an empty window where it begins.
+void max_with_indices(const PoolRow& a) {
+  for_each_vector(a.src.block, [&](auto lanes) {
+    for (int64_t j = 0; j < a.ow; j++) {
+      Vec most(lowest);
+      Index at(int32_t(a.window.begin * a.iw + a.windows[j].begin));
+      for_each_tap(a, a.windows[j], [&](const float* pixel, int64_t index) {
+        const Vec value = lanes.load(pixel), takes = (value > most) | value.isnan();
+        most = Vec::blendv(most, value, takes);
+        at = Index::blendv(at, Index(int32_t(index)), at::vec::cast<int32_t>(takes));
+      });
+      lanes.store(most, a.dst + j * a.src.block);
+      int32_t found[Index::size()];
+      at.store(found);
+      int64_t* const indices = a.indices + j * a.src.block + lanes.first;
+      for (int i = 0; i < lanes.count(); i++) indices[i] = found[i];
+    }
+  });
+}
+
+void average(const PoolRow& a) {
+  for_each_vector(a.src.block, [&](auto lanes) {
+    for (int64_t j = 0; j < a.ow; j++) {
+      Vec sum(0.f), row_sum(0.f);  // apart: a short sum is more exact than a long one
+      const auto tap = [&](const float* pixel, int64_t) { row_sum = row_sum + lanes.load(pixel); };
+      const auto row_end = [&] { sum = sum + row_sum, row_sum = Vec(0.f); };
+      for_each_tap(a, a.windows[j], tap, row_end);
+      const float divisor = a.divisor != 0 ? a.divisor : float(a.window.count * a.windows[j].count);
+      lanes.store(sum * Vec(1 / divisor), a.dst + j * a.src.block);
+    }
+  });
+}
+
+void nearest(const UpsampleRow& a) {
+  const float* const src = a.src.data + a.neighbors.low * a.src.row;
+  for_each_vector(a.src.block, [&](auto lanes) {
+    for (int64_t j = 0; j < a.ow; j++)
+      lanes.store(lanes.load(src + a.neighbors_of[j].low * a.src.pixel), a.dst + j * a.src.block);
+  });
+}
+
+void bilinear(const UpsampleRow& a) {
+  const float* const top = a.src.data + a.neighbors.low * a.src.row;
+  const float* const bottom = a.src.data + a.neighbors.high * a.src.row;
+  const Vec bottom_weight(a.neighbors.weight), top_weight(1 - a.neighbors.weight);
+  for_each_vector(a.src.block, [&](auto lanes) {
+    for (int64_t j = 0; j < a.ow; j++) {
+      const Neighbors& n = a.neighbors_of[j];
+      const int64_t left = n.low * a.src.pixel, right = n.high * a.src.pixel;
+      const Vec right_weight(n.weight), left_weight(1 - n.weight);
+      const Vec above = left_weight * lanes.load(top + left) + right_weight * lanes.load(top + right);
+      const Vec below = left_weight * lanes.load(bottom + left) + right_weight * lanes.load(bottom + right);
+      lanes.store(top_weight * above + bottom_weight * below, a.dst + j * a.src.block);
+    }
+  });
+}
+
+}  // namespace
+
+extern const PoolingKernels TORCH_BLOCKED_TIER_NAME(pooling_kernels) = {max, max_with_indices, average, nearest,
+                                                                        bilinear};
+
+}  // namespace torch_blocked
