@@ -293,7 +293,9 @@ bool plan_transpose(Plan& plan) {
   if (unit_in_dst == nullptr || unit_in_src == nullptr || unit_in_dst == unit_in_src) return false;
   unit_in_dst->role = Role::Rows;
   unit_in_src->role = Role::Cols;
-  if (unit_in_dst->dim < unit_in_src->dim) extend(plan, Role::Rows, &Axis::dst);
+  // The rows first where they are no whole vectors: extended, an axis takes loops that the other might have.
+  const bool whole_rows = unit_in_dst->dim % 8 == 0, whole_cols = unit_in_src->dim % 8 == 0;
+  if (!whole_rows && (whole_cols || unit_in_dst->dim < unit_in_src->dim)) extend(plan, Role::Rows, &Axis::dst);
   extend(plan, Role::Cols, &Axis::src);
   extend(plan, Role::Rows, &Axis::dst);
 

@@ -34,8 +34,9 @@ inline void store(char* dst, const Row& row) {
   std::memcpy(dst, &row, sizeof(Row));
 }
 
-// Bytes along a src row or run, where neither is in the caches: the CPU's own prefetch does not follow so many rows.
-constexpr int64_t prefetch_distance = 2048;
+// In bytes along a src row or run, farther where src is in no cache: the CPU's own prefetch does not follow so many
+// rows.
+constexpr int64_t prefetch_distance(bool stream) { return stream ? 2048 : 256; }
 
 // Some rows of elements, one vector of `bytes` bytes each, to be transposed in registers. The compiler's own vectors
 // and not ATen's, which has a transpose only of floats and only at full width: this one is as fast there (`interleave`
@@ -145,9 +146,9 @@ void transpose_tiles(const char* src, const int64_t* src_rows, char* dst, const 
       const int64_t c = std::min(along_dst ? outer : inner, cols - Tile::cols);
       const char* from = src + c * Tile::element_size;
       char* to = dst + r * Tile::element_size;
-      if (stream && sizeof(typename Tile::Row) >= 32)
+      if (sizeof(typename Tile::Row) >= 32)
         for (int64_t i = r; i < std::min(rows, r + Tile::rows); i++)
-          __builtin_prefetch(from + src_rows[i] + prefetch_distance);
+          __builtin_prefetch(from + src_rows[i] + prefetch_distance(stream));
       if (rows - r >= Tile::rows) [[likely]]
         transpose_tile<Tile, stream>(from, src_rows + r, to, dst_rows + c, Tile::rows);
       else
@@ -251,7 +252,7 @@ void stream_rows(const char* src, const int64_t* src_rows, char* dst, const int6
   typedef char Line __attribute__((vector_size(64)));
   for (int64_t r = 0; r < rows; r++)
     for (int64_t i = 0; i < size; i += 64) {
-      __builtin_prefetch(src + src_rows[r] + i + prefetch_distance);
+      __builtin_prefetch(src + src_rows[r] + i + prefetch_distance(true));
       Line line;
       std::memcpy(&line, src + src_rows[r] + i, 64);
       store<true>(dst + dst_rows[r] + i, line);
