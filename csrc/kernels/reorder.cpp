@@ -125,10 +125,10 @@ template <class Tile, bool stream>
   for (int r = 0; r < Tile::rows; r++) store<stream>(dst + dst_rows[r * Tile::dst_rows_per_vector], tile.row[r]);
 }
 
-template <class Tile>
+template <class Tile, bool stream>
 [[gnu::noinline]] void transpose_padded_tile(const char* src, const int64_t* src_rows, char* dst,
                                              const int64_t* dst_rows, int64_t rows) {
-  transpose_tile<Tile, false>(src, src_rows, dst, dst_rows, rows);
+  transpose_tile<Tile, stream>(src, src_rows, dst, dst_rows, rows);
 }
 
 // At least one tile. The last tile of a row or a column overlaps the one before it instead of being cut.
@@ -152,7 +152,7 @@ void transpose_tiles(const char* src, const int64_t* src_rows, char* dst, const 
       if (rows - r >= Tile::rows) [[likely]]
         transpose_tile<Tile, stream>(from, src_rows + r, to, dst_rows + c, Tile::rows);
       else
-        transpose_padded_tile<Tile>(from, src_rows + r, to, dst_rows + c, rows - r);
+        transpose_padded_tile<Tile, stream>(from, src_rows + r, to, dst_rows + c, rows - r);
     }
 }
 
