@@ -1,6 +1,7 @@
 #include "reorder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
@@ -53,7 +54,8 @@ struct Axis {
 
 struct Plan {
   int64_t element_size;
-  std::vector<Axis> axes;  // outermost loop first
+  bool stream = false;          // dst is written past the caches
+  std::vector<Axis> axes = {};  // outermost loop first
 
   const Axis& axis(Role role) const {
     return *std::find_if(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.role == role; });
@@ -76,7 +78,7 @@ struct Tile {
 struct Implementation {
   const char* name;
   bool (*plan)(Plan& plan);  // gives the axes their roles and steps; false where this implementation cannot be used
-  void (*run)(const Tile& tile, int64_t element_size, const ReorderKernels& kernels);
+  void (*run)(const Tile& tile, const Plan& plan, const ReorderKernels& kernels);
 };
 
 // ---- the axes
@@ -162,8 +164,18 @@ bool join_dense_pair(std::vector<Axis>& axes) {
   return false;
 }
 
+// What one core has of the last level on today's servers, about; what the system says is often the sum of many.
+constexpr int64_t cache_bytes = 32 << 20;
+
+int64_t nbytes(const MemoryDesc& md, int64_t element_size) {
+  int64_t bytes = element_size;
+  for (int d = 0; d < md.ndims; d++) bytes *= md.padded(d);
+  return bytes;
+}
+
 Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
-  Plan plan{element_size, {}};
+  Plan plan{element_size};
+  plan.stream = nbytes(src_md, element_size) + nbytes(dst_md, element_size) > cache_bytes;
   for (int d = 0; d < src_md.ndims; d++)
     if (dst_md.padded(d) > 1) add_axes(plan.axes, src_md, dst_md, d, element_size);
   while (join_dense_pair(plan.axes)) {
@@ -281,7 +293,9 @@ bool plan_transpose(Plan& plan) {
   if (unit_in_dst == nullptr || unit_in_src == nullptr || unit_in_dst == unit_in_src) return false;
   unit_in_dst->role = Role::Rows;
   unit_in_src->role = Role::Cols;
-  if (unit_in_dst->dim < unit_in_src->dim) extend(plan, Role::Rows, &Axis::dst);
+  // The rows first where they are no whole vectors: extended, an axis takes loops that the other might have.
+  const bool whole_rows = unit_in_dst->dim % 8 == 0, whole_cols = unit_in_src->dim % 8 == 0;
+  if (!whole_rows && (whole_cols || unit_in_dst->dim < unit_in_src->dim)) extend(plan, Role::Rows, &Axis::dst);
   extend(plan, Role::Cols, &Axis::src);
   extend(plan, Role::Rows, &Axis::dst);
 
@@ -312,24 +326,27 @@ bool plan_reference(Plan& plan) {
 // ---- the tiles
 
 // Rows or columns of padding are a second call with nothing to read.
-void run_copy(const Tile& tile, int64_t element_size, const ReorderKernels& kernels) {
+void run_copy(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto& [src, dst, rows, cols] = tile;
-  const int64_t size = cols.size * element_size, padded_size = cols.padded_size * element_size;
-  if (rows.size > 0) kernels.copy_rows(src, rows.src, dst, rows.dst, rows.size, size, padded_size);
+  const int64_t size = cols.size * plan.element_size, padded_size = cols.padded_size * plan.element_size;
+  if (rows.size > 0) kernels.copy_rows(src, rows.src, dst, rows.dst, rows.size, size, padded_size, plan.stream);
   if (rows.size < rows.padded_size)
-    kernels.copy_rows(nullptr, nullptr, dst, rows.dst + rows.size, rows.padded_size - rows.size, 0, padded_size);
+    kernels.copy_rows(nullptr, nullptr, dst, rows.dst + rows.size, rows.padded_size - rows.size, 0, padded_size,
+                      plan.stream);
 }
 
-void run_transpose(const Tile& tile, int64_t element_size, const ReorderKernels& kernels) {
+void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  const int64_t element_size = plan.element_size;
   const auto transpose = element_size == 1   ? kernels.transpose_1
                          : element_size == 2 ? kernels.transpose_2
                          : element_size == 4 ? kernels.transpose_4
                          : element_size == 8 ? kernels.transpose_8
                                              : kernels.transpose_16;
   const auto& [src, dst, rows, cols] = tile;
-  if (cols.size > 0) transpose(src, rows.src, dst, cols.dst, rows.size, rows.padded_size, cols.size);
+  if (cols.size > 0) transpose(src, rows.src, dst, cols.dst, rows.size, rows.padded_size, cols.size, plan.stream);
   if (cols.size < cols.padded_size)
-    transpose(nullptr, nullptr, dst, cols.dst + cols.size, 0, rows.padded_size, cols.padded_size - cols.size);
+    transpose(nullptr, nullptr, dst, cols.dst + cols.size, 0, rows.padded_size, cols.padded_size - cols.size,
+              plan.stream);
 }
 
 template <int element_size>
@@ -343,7 +360,8 @@ void run_elements(const Tile& tile) {
   }
 }
 
-void run_reference(const Tile& tile, int64_t element_size, const ReorderKernels&) {
+void run_reference(const Tile& tile, const Plan& plan, const ReorderKernels&) {
+  const int64_t element_size = plan.element_size;
   const auto run = element_size == 1   ? run_elements<1>
                    : element_size == 2 ? run_elements<2>
                    : element_size == 4 ? run_elements<4>
@@ -483,7 +501,8 @@ void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md
   if (size < 64 * 1024) nthreads = 1;  // less than it costs to start the others
   parallel_for(tiles, nthreads, [&](int64_t begin, int64_t end) {
     TileLoop loop(plan, static_cast<const char*>(src), static_cast<char*>(dst), begin);
-    for (int64_t i = begin; i < end; i++, loop.next()) implementation.run(loop.tile(), element_size, kernels);
+    for (int64_t i = begin; i < end; i++, loop.next()) implementation.run(loop.tile(), plan, kernels);
+    if (plan.stream) std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores keep no order of their own
   });
 }
 

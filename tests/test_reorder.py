@@ -174,6 +174,49 @@ def test_from_a_part_of_a_blocked_tensor(isa, src_tag, cut):
         assert_lies_as(reorder(part, size, src_tag, dst_tag), dst_tag, x)
 
 
+@pytest.fixture
+def guarded():
+    """Outputs lie between guard bytes; afterwards none may have been written."""
+    library.guard_outputs(True)
+    yield
+    assert library.guard_outputs(False) == 0, "bytes outside an output were written"
+
+
+def assert_reordered(x, src_tag, dst_tag):
+    src = library.plain_to_blocked(x, tb.format(src_tag).order, flat(src_tag))
+    dst = reorder(src, tuple(x.shape), src_tag, dst_tag)
+    expected = library.plain_to_blocked(x, tb.format(dst_tag).order, flat(dst_tag))
+    assert same_bits(dst, expected) and dst.stride() == expected.stride()
+
+
+# Long enough for whole vectors of pixels: rows that are a vector, a part of one, and that end in the middle of one.
+PIXELS = [(2, 16, 8, 16), (1, 8, 1, 67), (2, 3, 7, 19), (1, 21, 7, 19), (3, 40, 16, 16), (1, 64, 7, 7)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, f32, torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("size", PIXELS, ids=str)
+def test_blocks_of_each_width(isa, guarded, size, dtype):
+    x = random_bits(size, dtype)
+    for tag in "nhwc nChw4c nChw8c nChw16c nChw32c".split():
+        assert_reordered(x, "nchw", tag)
+        assert_reordered(x, tag, "nchw")
+        assert_reordered(x, "nhwc", tag)
+        assert_reordered(x, tag, "nhwc")
+
+
+# Too large for the caches: dst is written past them. Rows that begin within a cache line, and that do not.
+STREAMED = [((2, 64, 208, 208), f32), ((3, 67, 155, 155), f32), ((40, 19, 151, 151), torch.uint8)]
+STREAMED += [((3, 35, 210, 208), torch.float64), ((5, 48, 208, 208), torch.float16)]
+
+
+@pytest.mark.parametrize(("size", "dtype"), STREAMED, ids=str)
+def test_larger_than_the_caches(isa, guarded, size, dtype):
+    x = random_bits(size, dtype)
+    pairs = "nchw nChw16c, nChw16c nchw, nhwc nChw16c, nChw16c nhwc, nchw nChw8c, nhwc nchw, nchw nhwc"
+    for pair in pairs.split(", "):
+        assert_reordered(x, *pair.split())
+
+
 LARGE = [
     ((8, 64, 28, 28), "nchw", "nChw16c"),
     ((8, 64, 28, 28), "nChw16c", "nchw"),

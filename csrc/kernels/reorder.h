@@ -6,15 +6,15 @@
 
 namespace torch_blocked {
 
-// All offsets are in bytes.
+// All offsets are in bytes. With `stream`, dst is too large for the caches: whole cache lines go past them.
 struct ReorderKernels {
   // For each row r: size bytes from src + src_rows[r] to dst + dst_rows[r], then zeros up to padded_size bytes.
   using CopyRows = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                        int64_t size, int64_t padded_size);
+                        int64_t size, int64_t padded_size, bool stream);
 
   // Element c of the src row r becomes element r of the dst row c. A dst row has zeros from `rows` up to padded_rows.
   using Transpose = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                         int64_t padded_rows, int64_t cols);
+                         int64_t padded_rows, int64_t cols, bool stream);
 
   CopyRows* copy_rows;
   Transpose* transpose_1;  // by element size
