@@ -29,7 +29,9 @@ double product_seconds(const Conv& c, double rows_of_src, double matrices) {
 
 }  // namespace
 
-double direct_seconds(const Conv& c) { return product_seconds(c, double(c.n * c.oh * c.ow), double(c.kh * c.kw)); }
+double direct_seconds(const Conv& c) {
+  return product_seconds(c, double(c.n * c.od * c.oh * c.ow), double(c.kd * c.kh * c.kw));
+}
 
 double winograd_seconds(const Conv& c, int64_t m) {
   const double tiles = double(c.n * ((c.oh + m - 1) / m) * ((c.ow + m - 1) / m)), planes = double((m + 2) * (m + 2));

@@ -23,8 +23,8 @@ const WinogradKernels* kernels(const Conv& c) {
 
 bool can(const Conv& c) {
   return c.kh == 3 && c.kw == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1 &&
-         c.groups == 1 && c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block &&
-         c.kernels() != nullptr && kernels(c) != nullptr;
+         c.groups == 1 && c.wei_md.ndims == 4 && !c.phase && c.src_md.single_block(1) == c.block &&
+         c.src_md.strides[3] == c.block && c.kernels() != nullptr && kernels(c) != nullptr;
 }
 
 // The transformed weights, (oc, ic, m + 2, m + 2): a matrix of oc x ic in blocks for each element of a tile.
