@@ -104,8 +104,6 @@ def test_which_tensors_become_blocked(plain):
 
 OTHERS = {
     "conv1d": nn.Conv1d(16, 16, 3),
-    "conv3d": nn.Conv3d(16, 16, 3),
-    "conv_transpose3d": nn.ConvTranspose3d(16, 16, 3),
     "linear": nn.Linear(16, 16),
     "embedding": nn.Embedding(16, 16),
     "batch_norm3d": nn.BatchNorm3d(16),
