@@ -226,7 +226,7 @@ void check_window(const char* name, IntArrayRef values, int64_t dims, int64_t le
   TORCH_CHECK_VALUE(
       int64_t(values.size()) == dims &&
           std::all_of(values.begin(), values.end(), [&](int64_t v) { return v >= least && v < (1 << 24); }),
-      "convolution: ", name, " is ", dims, " numbers of at least ", least, ", got ", values);
+      "convolution: ", name, " has one number of each of ", dims, " spatial dims, at least ", least, ", got ", values);
 }
 
 // A descriptor of 1, 2 or 3 spatial dims as convolutions see it (Conv): a height is put in, the depth goes last.

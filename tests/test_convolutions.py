@@ -134,7 +134,7 @@ BAD = [
     ({"src": GOOD["src"][0]}, ValueError, "src"),
     ({"src": GOOD["src"].double()}, TypeError, "float32 only"),
     ({"src": torch.zeros(1, 8, 4, 4), "src_blocking": []}, ValueError, "blocks of 8"),
-    ({"weight": torch.zeros(8, 8, 3), "weight_size": [8, 8, 3]}, ValueError, "stride is 1 numbers"),
+    ({"weight": torch.zeros(8, 8, 3), "weight_size": [8, 8, 3]}, ValueError, "stride"),
     ({"weight_size": [8, 8]}, ValueError, "dims"),
     ({"weight_size": [8, 8, 3, 3, 3]}, ValueError, "dims"),
     ({"weight_size": [16, 8, 3, 3]}, ValueError, "physical shape"),
@@ -263,6 +263,29 @@ def test_transposed_convolution_by_winograd(isa, guarded, mode, padding):  # noq
             y = F.conv_transpose2d(x.to(tb.blocked), wei, b, padding=padding)
             assert_same(y, expected.float(), rtol=1e-3, atol=1e-3)
             assert not torch.equal(y.physical, direct.physical), "direct ran"
+
+
+WINOGRAD_3D = [
+    # (n, ic, oc, src, kd, stride, padding, dilation)
+    (2, 17, 33, (4, 9, 10), 3, (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    (1, 53, 20, (7, 5, 6), 2, (2, 1, 1), (1, 0, 1), (3, 1, 1)),
+    (1, 16, 16, (3, 6, 5), 1, (1, 1, 1), (2, 1, 0), (1, 1, 1)),
+    (1, 1, 15, (5, 8, 4), 5, (1, 1, 1), (2, 1, 1), (1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("mode", ["f2", "f4"])
+@pytest.mark.parametrize("shape", WINOGRAD_3D, ids=str)
+def test_three_dims_by_winograd(isa, guarded, mode, shape):  # noqa: F811
+    n, ic, oc, size, kd, *window = shape
+    x, w, b = torch.randn(n, ic, *size), torch.randn(oc, ic, kd, 3, 3), torch.randn(oc)
+    stride, padding, dilation = window
+    expected = F.conv3d(x.double(), w.double(), b.double(), *window)
+    with tb.winograd(mode):
+        for src, wei in itertools.product((x.to(tb.blocked), x.to(tb.nCdhw8c)), (w, w.to(tb.blocked))):
+            how = tb.algorithm(src, wei, stride=stride, padding=padding, dilation=dilation)
+            assert how.name == f"winograd_{mode}"
+            assert_same(F.conv3d(src, wei, b, *window), expected.float(), rtol=1e-3, atol=1e-3)
 
 
 def test_weights_shared_with_a_convolution():

@@ -128,7 +128,7 @@ MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::ve
     md.inner_idxs[md.inner_nblks] = axis;
     md.inner_blks[md.inner_nblks++] = size;
   }
-  if (md.ndims == 5) order.insert(std::find(order.begin(), order.end(), 2), 4);
+  if (order.size() == 4 && md.ndims == 5) order.insert(std::find(order.begin(), order.end(), 2), 4);
   int64_t stride = md.inner_numel();
   for (int i = md.ndims - 1; i >= 0; i--) {
     md.strides[order[i]] = stride;

@@ -96,7 +96,7 @@ void convolve_transposed(const Conv& conv, const WeightKey* key);
 Choice explain(const Conv& conv, const WeightKey* key);
 
 // The weights' descriptor with these dims: outer dims in the order `order`, then the inner blocks, all dense. A depth
-// lies outside the height, wherever that is.
+// that the order does not name lies outside the height, wherever that is.
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks);
 // The same dims, strides (but where a dim is 1 they do not matter) and blocks.
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
