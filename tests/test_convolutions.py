@@ -162,6 +162,11 @@ def test_transposed_convolution_refuses(change, error, words):
 # ---- Tensors: PyTorch's functions on them
 
 
+def as_weight(w):
+    """`w` as `module.to(tb.blocked)` would have it."""
+    return w.to(weight_format(w.shape, library.isa_block()))
+
+
 def native(f, *args):
     with tb.count() as counts:
         y = f(*args)
@@ -189,7 +194,7 @@ def test_functions(isa, name, channels):
     x, w = torch.randint(-4, 5, (2, channels, *size)).float(), torch.randint(-4, 5, (20, channels, *kernel)).float()
     w = w.transpose(0, 1).contiguous() if transposed else w
     expected = function(x, w)
-    for src, wei in ((x.to(tb.blocked), w), (x.to(tb.blocked), w.to(tb.blocked)), (x, w.to(tb.blocked))):
+    for src, wei in ((x.to(tb.blocked), w), (x.to(tb.blocked), as_weight(w)), (x, w.to(tb.blocked))):
         assert_same(native(function, src, wei), expected)
     assert_same(native(function, x[:0].to(tb.blocked), w), expected[:0])
     with torch.inference_mode():
@@ -218,7 +223,7 @@ FALL_BACK = {
 @pytest.mark.parametrize("name", FALL_BACK)
 def test_transposed_convolutions_on_plain_tensors(name):
     x, w = torch.randn(2, 17, 4, 5), torch.randn(17, 17, 3, 3)
-    for wei in (w, w.to(tb.blocked)):
+    for wei in (w, as_weight(w)):
         with tb.count() as counts:
             y = FALL_BACK[name](x.to(tb.blocked), wei)
         assert counts.fallbacks
@@ -259,7 +264,7 @@ def test_transposed_convolution_by_winograd(isa, guarded, mode, padding):  # noq
     with tb.winograd("never"):
         direct = F.conv_transpose2d(x.to(tb.blocked), w, b, padding=padding)
     with tb.winograd(mode):
-        for wei in (w, w.to(tb.blocked)):
+        for wei in (w, as_weight(w)):
             y = F.conv_transpose2d(x.to(tb.blocked), wei, b, padding=padding)
             assert_same(y, expected.float(), rtol=1e-3, atol=1e-3)
             assert not torch.equal(y.physical, direct.physical), "direct ran"
@@ -282,7 +287,7 @@ def test_three_dims_by_winograd(isa, guarded, mode, shape):  # noqa: F811
     stride, padding, dilation = window
     expected = F.conv3d(x.double(), w.double(), b.double(), *window)
     with tb.winograd(mode):
-        for src, wei in itertools.product((x.to(tb.blocked), x.to(tb.nCdhw8c)), (w, w.to(tb.blocked))):
+        for src, wei in itertools.product((x.to(tb.blocked), x.to(tb.nCdhw8c)), (w, as_weight(w))):
             how = tb.algorithm(src, wei, stride=stride, padding=padding, dilation=dilation)
             assert how.name == f"winograd_{mode}"
             assert_same(F.conv3d(src, wei, b, *window), expected.float(), rtol=1e-3, atol=1e-3)
@@ -291,7 +296,7 @@ def test_three_dims_by_winograd(isa, guarded, mode, shape):  # noqa: F811
 def test_weights_shared_with_a_convolution():
     """Both keep transformed weights under the same tensor: neither takes the other's."""
     x, w = torch.randn(1, 32, 12, 12), torch.randn(32, 32, 3, 3)
-    src, wei = x.to(tb.blocked), w.to(tb.blocked)
+    src, wei = x.to(tb.blocked), as_weight(w)
     with tb.winograd("f4"):
         for _ in range(3):
             assert_same(F.conv2d(src, wei), F.conv2d(x, w), rtol=1e-3, atol=1e-3)

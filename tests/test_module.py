@@ -211,6 +211,7 @@ def test_ways_of_handing_the_format(plain, way):
     [
         ("nChw16c", "OIhw16i16o"),
         ("nChw8c", "OIhw8i8o"),
+        ("nCdhw8c", "OIhw8i8o"),
         ("OIhw16o16i", "OIhw16o16i"),
         ("OIhw4i16o4i", "OIhw4i16o4i"),
         ("Oihw8o", "Oihw8o"),

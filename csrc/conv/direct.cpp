@@ -143,6 +143,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   a.last = tile.ic_end == plan.ic_blocks;
   a.src_row = tile.src_row;
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
+  const int64_t plane = (tile.n * c.oc_blocks() + first_block) * c.dst_block() + tile.od * c.dst_plane();
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = tile.cols <= plan.kernels.cols_two && row + 1 < tile.rows;
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
@@ -156,7 +157,6 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
       a.src_prefetch = prefetch ? (end - begin) * c.block : 0;
       const int64_t last = end - begin - 1;
       const ConvKernel kernel = two ? plan.kernels.two_rows[blocks - 1][last] : plan.kernels.one_row[blocks - 1][last];
-      const int64_t plane = (tile.n * c.oc_blocks() + first_block) * c.dst_block() + tile.od * c.dst_plane();
       const int64_t pixel = (tile.row + row) * dst_row + (tile.col + begin) * c.block;
       a.epilogue = plan.post_ops.at(first_block, blocks, plane + pixel);
       a.dst = c.dst + plane + (c.phase ? 0 : pixel);

@@ -52,8 +52,8 @@ Conv phase(const Conv& given, int64_t row, int64_t col) {
 }  // namespace
 
 void convolve_transposed(const Conv& given, const WeightKey* key) {
-  // Winograd keeps packed weights under this key. Phase 0 begins at another tap than a convolution by the same tensor,
-  // so that its weights are not taken for that one's.
+  // Weights packed for Winograd are kept under a key whose data begin at the phase's first tap, the given filter's
+  // last: a convolution by the same tensor does not take them for its own.
   for (int64_t row = 0; row < std::min(given.stride_h, given.oh); row++)
     for (int64_t col = 0; col < std::min(given.stride_w, given.ow); col++) {
       const Conv c = phase(given, row, col);

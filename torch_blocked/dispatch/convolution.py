@@ -89,7 +89,7 @@ def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> 
     """Whether the operator takes these arguments; those that are wrong are left to PyTorch, which says why."""
     src, wei = x.shape, weight.shape
     return (
-        _are_for_kernels(x, weight, bias)
+        _are_for_kernels(x, weight, bias, src, wei)
         and src[1] == wei[1] * groups
         and wei[0] % groups == 0
         and (bias is None or bias.shape == wei[:1])
@@ -107,12 +107,12 @@ def _has_transposed_kernel(
     groups: int,
 ) -> bool:
     """As `_has_kernel`, of the transposed convolution."""
-    spatial = x.dim() - 2
-    if groups != 1 or spatial not in (1, 2) or not _are_for_kernels(x, weight, bias):
+    src, wei = x.shape, weight.shape
+    spatial = len(src) - 2
+    if groups != 1 or spatial not in (1, 2) or not _are_for_kernels(x, weight, bias, src, wei):
         return False
     if not _is_window(spatial, stride, padding, dilation) or max(dilation) > 1 or len(output_padding) != spatial:
         return False
-    src, wei = x.shape, weight.shape
     window = zip(src[2:], wei[2:], stride, padding, output_padding, strict=True)
     return (
         src[1] == wei[0]
@@ -122,14 +122,14 @@ def _has_transposed_kernel(
     )
 
 
-def _are_for_kernels(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def _are_for_kernels(x: Tensor, weight: Tensor, bias: Tensor | None, src: torch.Size, wei: torch.Size) -> bool:
     return (
-        3 <= x.dim() == weight.dim() <= 5
+        3 <= len(src) == len(wei) <= 5
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
         and x.device.type == "cpu"
-        and 0 not in weight.shape
-        and 0 not in x.shape[1:]
+        and 0 not in wei
+        and 0 not in src[1:]
         and (bias is None or bias.dtype is torch.float32)
     )
 
