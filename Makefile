@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^dependencies = \["\(torch[^"]*\)".*/\1/p' pyproject.toml)
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
-.PHONY: demo test lint format build clean
+.PHONY: demo test lint format build sanitize clean
 
 demo: build
 	$(BIN)/python examples/resnet50.py
@@ -39,6 +39,16 @@ $(VENV)/.dependencies: pyproject.toml
 $(VENV)/.built: $(VENV)/.dependencies $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
+
+# The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own.
+SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined
+SANITIZED_TESTS := library winograd reorder
+sanitize: $(VENV)/.dependencies
+	BUILD_FOLDER=build/sanitized/objects CXXFLAGS="$(SANITIZE) -O1 -fno-omit-frame-pointer" LDFLAGS="$(SANITIZE)" \
+		$(BIN)/python setup.py --quiet build --build-lib build/sanitized/lib
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=build/sanitized/lib \
+		$(BIN)/python -m pytest -p no:cacheprovider $(SANITIZED_TESTS:%=tests/test_%.py)
 
 clean:
 	rm -rf build $(VENV) torch_blocked/_C.so *.egg-info

@@ -53,12 +53,12 @@ def pinned_torch() -> str:
     return next(d for d in dependencies if d.startswith("torch"))
 
 
-def ninja_file(target: Path) -> str:
-    """The text of build.ninja: one object per source and tier, then the shared library."""
+def ninja_file(target: Path, folder: str) -> str:
+    """The text of build.ninja: one object per source and tier under `folder`, then the shared library."""
     includes, libraries = torch_paths()
     escaped = [path.replace("$", "$$").replace(" ", "$ ") for path in map(str, [*includes, libraries])]
     lines = [
-        "builddir = build/ninja",
+        f"builddir = {folder}",
         f"cxx = {os.environ.get('CXX', 'g++')}",
         f"flags = {COMPILE} {' '.join(f'-isystem {path}' for path in escaped[:-1])} {os.environ.get('CXXFLAGS', '')}",
         "rule compile",
@@ -71,7 +71,7 @@ def ninja_file(target: Path) -> str:
     objects = []
 
     def compile_one(source: Path, tier: str = "", flags: str = "") -> None:
-        name = "/".join(filter(None, ["build/ninja", tier, str(source.relative_to("csrc").with_suffix(".o"))]))
+        name = "/".join(filter(None, [folder, tier, str(source.relative_to("csrc").with_suffix(".o"))]))
         lines.extend([f"build {name}: compile {source}", f"  tier = {flags}"])
         objects.append(name)
 
@@ -93,9 +93,10 @@ class NinjaBuild(build_ext):
         os.chdir(ROOT)
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        script = ROOT / "build" / "ninja" / "build.ninja"
+        folder = os.environ.get("BUILD_FOLDER", "build/ninja")
+        script = ROOT / folder / "build.ninja"
         script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(ninja_file(target))
+        script.write_text(ninja_file(target, folder))
         jobs = os.environ.get("MAX_JOBS")
         command = [sys.executable, "-m", "ninja", "-f", str(script), *(["-j", jobs] if jobs else [])]
         if subprocess.run(command).returncode:

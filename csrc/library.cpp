@@ -77,6 +77,17 @@ Tensor empty_pooled(IntArrayRef size, at::ScalarType dtype) {
   return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
 }
 
+// Runs what may want scratch memory; where there is none, PyTorch's own error.
+template <class Body>
+void or_out_of_memory(const char* name, const Body& body) {
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+    Pool::instance().empty();  // what was kept for reuse may be what is missing
+    TORCH_CHECK_WITH(OutOfMemoryError, false, name, ": can't allocate scratch memory; use a smaller batch");
+  }
+}
+
 void empty_cache() {
   Pool::instance().empty();
   PackedWeights::instance().empty();
@@ -193,8 +204,11 @@ Tensor reorder_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking
   Tensor dst = empty_physical("reorder: dst", size, dst_order, dst_blocking, dst_dtype);
   if (dst.numel() == 0) return dst;
   const Tensor converted = dst_dtype == src.scalar_type() ? src.resolve_conj().resolve_neg() : convert(src, dst_dtype);
-  reorder(describe("reorder: src", converted, size, src_blocking), converted.const_data_ptr(),
-          describe("reorder: dst", dst, size, dst_blocking), dst.mutable_data_ptr(), dst.element_size(), num_threads());
+  const MemoryDesc src_md = describe("reorder: src", converted, size, src_blocking);
+  const MemoryDesc dst_md = describe("reorder: dst", dst, size, dst_blocking);
+  or_out_of_memory("reorder", [&] {
+    reorder(src_md, converted.const_data_ptr(), dst_md, dst.mutable_data_ptr(), dst.element_size(), num_threads());
+  });
   return dst;
 }
 
@@ -362,7 +376,7 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
   c.wei = weight.const_data_ptr<float>();
   c.dst = dst.mutable_data_ptr<float>();
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
-  convolve(c, key ? &*key : nullptr);
+  or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
   return dst;
 }
 

@@ -7,8 +7,30 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#if defined(__x86_64__) || defined(_M_X64)
+#include <xmmintrin.h>
+#endif
 
 namespace torch_blocked {
+
+// While it lives, this thread's arithmetic takes and gives zeros for denormals, which are a hundred times slower. Moves
+// keep them. As much as a kernel's result may lose by it is below the smallest normal number.
+class FlushDenormals {
+#if defined(__x86_64__) || defined(_M_X64)
+ public:
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | flush_to_zero | denormals_are_zero); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  static constexpr unsigned flush_to_zero = 0x8000, denormals_are_zero = 0x0040;
+  const unsigned saved_;
+#else
+ public:
+  FlushDenormals() {}
+#endif
+};
 
 // Range [begin, end) of part `i` of `parts` of n things, as even as possible.
 inline void split(int64_t n, int64_t parts, int64_t i, int64_t& begin, int64_t& end) {
@@ -31,6 +53,7 @@ void parallel(int64_t nthreads, const Body& body) {
       const int64_t team = omp_get_num_threads(), thread = omp_get_thread_num();
       const int64_t n = nthreads < team ? nthreads : team;
       if (thread < n) try {
+          const FlushDenormals flush;
           body(thread, n);
         } catch (...) {
           std::lock_guard<std::mutex> lock(error_mutex);
@@ -41,6 +64,7 @@ void parallel(int64_t nthreads, const Body& body) {
     return;
   }
 #endif
+  const FlushDenormals flush;
   body(int64_t(0), int64_t(1));
 }
 

@@ -216,12 +216,13 @@ FALL_BACK = {
     "groups": lambda x, w: F.conv_transpose2d(x, w, groups=17),
     "double": lambda x, w: F.conv_transpose2d(x.double(), w.double()),
     "three dims": lambda x, w: F.conv_transpose3d(x.unsqueeze(2), w.unsqueeze(2)),
+    "groups and a depth": lambda x, w: F.conv3d(x.unsqueeze(2), w[:, :1].unsqueeze(2), groups=17),
     "output padding over stride": lambda x, w: F.conv_transpose2d(x, w, output_padding=1, stride=1, dilation=2),
 }
 
 
 @pytest.mark.parametrize("name", FALL_BACK)
-def test_transposed_convolutions_on_plain_tensors(name):
+def test_convolutions_on_plain_tensors(name):
     x, w = torch.randn(2, 17, 4, 5), torch.randn(17, 17, 3, 3)
     for wei in (w, as_weight(w)):
         with tb.count() as counts:
@@ -309,7 +310,7 @@ MODULES = {
     "Conv1d": (nn.Conv1d(20, 17, 3, padding=1, stride=2), (2, 20, 9)),
     "Conv3d": (nn.Conv3d(20, 17, 3, padding=1), (2, 20, 3, 5, 4)),
     "Conv3d of few channels": (nn.Conv3d(3, 20, 3, padding=1), (1, 3, 4, 5, 6)),
-    "Conv3d, depthwise": (nn.Conv3d(20, 20, 3, groups=20), (1, 20, 4, 5, 6)),
+    "Conv1d, depthwise": (nn.Conv1d(20, 20, 3, groups=20), (2, 20, 9)),
     "ConvTranspose1d": (nn.ConvTranspose1d(20, 17, 4, 2, 1), (2, 20, 9)),
     "ConvTranspose2d": (nn.ConvTranspose2d(20, 17, 4, 2, 1), (2, 20, 5, 4)),
     "ConvTranspose2d of stride 1": (nn.ConvTranspose2d(20, 17, 3), (2, 20, 5, 4)),

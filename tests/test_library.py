@@ -295,3 +295,46 @@ def test_one_openmp_runtime():
     with open("/proc/self/maps") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line or "libiomp" in line}
     assert len(runtimes) == 1, runtimes
+
+
+# ---- Denormals and memory
+
+
+def test_denormals_are_flushed_inside_and_only_there(isa):
+    tiny = 1e-39
+    x, w = torch.full((1, 32, 40, 40), tiny), torch.ones(32, 32, 3, 3)
+    fmt = activation_format(4, library.isa_block())
+    y = run(
+        x, w, None, ((1, 1), (1, 1), (1, 1), 1), fmt, weight_format(w.shape, library.isa_block()), fmt.blocking.block(1)
+    )
+    assert not y.to_dense().any()
+    assert torch.equal(x.to(fmt).to_dense(), x), "a reorder keeps them"
+    everywhere = torch.full((1 << 20,), tiny) * 0.5  # in all of PyTorch's threads
+    assert everywhere.count_nonzero() == everywhere.numel()
+
+
+WITHOUT_MEMORY = """
+import resource, torch, torch_blocked as tb
+x, w = torch.ones(1, 16, 64, 64).to(tb.nChw8c), torch.ones(16, 16, 3, 3).to(tb.OIhw8i8o)
+wide = torch.ones(1, 16, 2, 2).to(tb.nChw8c)
+torch.nn.functional.conv2d(x, w)  # everything is loaded
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+for call in (lambda: torch.nn.functional.conv2d(wide, w, padding=30000), lambda: x.expand(100000, -1, -1, -1) + 1):
+    resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), resource.RLIM_INFINITY))
+    try:
+        call()
+        raise SystemExit("enough memory?")
+    except torch.OutOfMemoryError as error:
+        print("out of memory:", str(error).splitlines()[0])
+    except RuntimeError as error:
+        print("refused:", str(error).splitlines()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert torch.nn.functional.conv2d(x, w).to_dense()[0, 0, 1, 1] == 144
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the process' memory as Linux does")
+def test_out_of_memory_leaves_everything_usable():
+    result = subprocess.run([sys.executable, "-c", WITHOUT_MEMORY], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "out of memory" in result.stdout

@@ -1,0 +1,283 @@
+"""The command line and its benchmarks: rows, JSON, ratios of known times, errors. Speed itself is never asserted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_blocked as tb
+from torch_blocked.__main__ import main
+from torch_blocked.benchmark import conv, machine, measure, pool, reorder, report
+from torch_blocked.benchmark.shapes import SETS, parse_layer
+
+ROOT = Path(__file__).parent.parent
+PLAIN_IMAGE, SQUARE = "ic3ih9oc20kh3sh2ph1", "ic17ih8oc16kh3ph1"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-4)
+    monkeypatch.setattr(measure, "PEAK_ROUNDS", 1)
+
+
+@pytest.fixture
+def bench(tmp_path, capsys):
+    """Runs one benchmark for one round; gives the printed text and what is in the JSON file."""
+
+    def run(*argv: str) -> tuple[str, dict]:
+        file = tmp_path / "rows.json"
+        main(["bench", *argv, "--rounds", "1", "--json", str(file)])
+        return capsys.readouterr().out, json.loads(file.read_text())
+
+    return run
+
+
+# ---- the commands
+
+
+def test_info(capsys):
+    main(["info"])
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["torch_blocked"] == tb.__version__
+    assert lines["isa"] == tb.isa()
+    assert lines["threads"] == str(torch.get_num_threads())
+
+
+def test_conv(bench, isa):
+    text, found = bench("conv", "--layer", PLAIN_IMAGE, SQUARE, "g16ic16ih5oc16kh3dh1", "--batch", "1,2")
+    assert [(row["name"], row["n"]) for row in found["rows"]] == [
+        (name, n) for n in (1, 2) for name in (PLAIN_IMAGE, SQUARE, "g16ic16ih5oc16kh3dh1")
+    ]
+    for row in found["rows"]:
+        assert row["ms"] > 0 and row["of_peak"] > 0
+        assert row["vs_best"] == min(row["vs_mkldnn"], row["vs_channels_last"])
+        assert row["name"] in text
+    assert [row["algorithm"] for row in found["rows"][:3]] == ["first", "direct", "depthwise"]
+    assert found["machine"] == machine.describe() and found["machine"]["isa"] == isa
+    assert re.search(r"\nlayers +N=2 ", text)
+
+
+def test_conv_sets(bench, monkeypatch):
+    monkeypatch.setitem(SETS, "tiny", [PLAIN_IMAGE, SQUARE])
+    text, found = bench("conv", "--set", "tiny", "--match", "ic17")
+    assert [(row["set"], row["name"]) for row in found["rows"]] == [("tiny", SQUARE)]
+    assert re.search(r"\ntiny +N=1 ", text)
+
+
+def test_conv_list(capsys):
+    main(["bench", "conv", "--list"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SETS)
+
+
+def test_conv_skips_what_does_not_fit(bench, monkeypatch):
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
+    text, found = bench("conv", "--layer", SQUARE)
+    assert "ms" not in found["rows"][0] and "skipped" in found["rows"][0]["note"] and "skipped" in text
+
+
+@pytest.mark.parametrize("dtype", reorder.DTYPES)
+def test_reorder(bench, dtype, monkeypatch):
+    monkeypatch.setattr(reorder, "TABLE", ((("nchw", "nhwc", "nChw16c"), ((1, 17, 3, 3),), ()), *reorder.TABLE[-2:]))
+    text, found = bench("reorder", "--dtype", dtype, "--match", "n")
+    pairs = [(row["src"], row["dst"]) for row in found["rows"]]
+    assert pairs == list(itertools.permutations(("nchw", "nhwc", "nChw16c"), 2))
+    for row in found["rows"]:
+        plain = {row["src"], row["dst"]} == {"nchw", "nhwc"}
+        assert row["gbytes_per_s"] > 0 and row["vs_memcpy"] > 0 and ("vs_torch" in row) == plain
+        elements = 2 * 17 * 9 if plain else (17 + 32) * 9
+        assert row["bytes"] == elements * torch.empty(0, dtype=reorder.DTYPES[dtype]).element_size()
+    assert "to memcpy" in text
+
+
+def test_pool(bench, monkeypatch):
+    monkeypatch.setattr(pool, "TABLE", (("net", F.max_pool2d, {"kernel_size": 2}, (17, 4, 4)),))
+    text, found = bench("pool", "--batch", "2")
+    (row,) = found["rows"]
+    assert row["name"] == "net max_pool k2 17x4x4" and row["fallbacks"] == {}
+    assert row["bytes"] == 4 * 2 * 17 * (16 + 4) and "fallback" not in text
+
+
+def test_pool_marks_fallbacks(bench, monkeypatch):
+    monkeypatch.setattr(
+        pool, "TABLE", (("net", F.fractional_max_pool2d, {"kernel_size": 2, "output_size": 2}, (4, 5, 5)),)
+    )
+    text, found = bench("pool")
+    assert found["rows"][0]["fallbacks"] and re.search(r"fractional_max_pool .* fallback\n", text)
+
+
+# ---- every row that ships can be run
+
+
+def test_layers():
+    for layers in SETS.values():
+        assert layers and len(set(layers)) == len(layers)
+        for layer in map(parse_layer, layers):
+            x, w = (torch.empty(size, device="meta") for size in ((1, layer.ic, *layer.src), layer.weight_size))
+            y = F.conv2d(x, w, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+            assert y.shape[2:] == layer.dst and y.shape[1] == layer.oc
+
+
+def test_layer_notation():
+    layer = parse_layer("g2ic8ih9iw7oc4kh3kw1sh2sw1ph1pw0dh1dw0")
+    assert layer[1:] == (2, 8, 4, (9, 7), (3, 1), (2, 1), (1, 0), (2, 1))
+    assert layer.dst == (4, 7) and layer.flops(3) == 2 * 3 * 4 * 4 * 7 * 4 * 3
+    assert parse_layer("ic4ih6oc8kh3")[4:] == ((6, 6), (3, 3), (1, 1), (0, 0), (1, 1))
+
+
+def test_reorder_and_pool_tables():
+    cases = reorder.cases(list(reorder.DTYPES))
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        for tag in (case.src, case.dst):
+            assert tb.format(tag).ndim == len(case.size)
+    for row in pool.TABLE:
+        case = pool.Case(*row, 1)
+        assert case.function(torch.empty(1, *case.image, device="meta"), **case.arguments).dim() == 4
+
+
+@pytest.mark.parametrize("text", [PLAIN_IMAGE, SQUARE, "g32ic64ih5oc96kh3dh1", "g17ic17ih6iw9oc17kh3kw5ph1pw2sh2"])
+def test_contestants_give_one_answer(text):
+    layer = parse_layer(text)
+    runs, _ = conv.contestants(layer, 2)
+    with torch.inference_mode():
+        answers = {name: run() for name, run in runs.items()}
+    fmt = tb.blocked.resolve(torch.Size((2, layer.oc, *layer.dst)))
+    answers["blocked"] = tb.from_physical(answers["blocked"], (2, layer.oc, *layer.dst), fmt)
+    for name in ("blocked", "channels_last", "mkldnn"):
+        torch.testing.assert_close(answers[name].to_dense(), answers["nchw"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", reorder.cases(["f32", "bf16", "s8"])[::7], ids=lambda case: case.name)
+def test_reorders_give_the_format(case):
+    runs, _ = reorder.contestants(case._replace(size=tuple(min(n, 40) for n in case.size)))
+    assert runs["blocked"]().dim() == 4 + len(tb.format(case.dst).blocking)
+
+
+# ---- figures of known times
+
+
+class Clock:
+    """A clock that stands still but where a run moves it."""
+
+    def __init__(self) -> None:
+        self.now, self.log = 0.0, []
+
+    def run(self, name: str, *seconds: float) -> measure.Run:
+        """Takes the given times in turn."""
+        turn = itertools.cycle(seconds)
+
+        def call() -> None:
+            self.now += next(turn)
+            self.log.append(name)
+
+        return call
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1.0)
+    monkeypatch.setattr(measure, "perf_counter", lambda: made.now)
+    return made
+
+
+@pytest.mark.parametrize("seconds, calls", [(0.01, 100), (0.3, 3), (0.9, 1), (7.0, 1)])
+def test_calibrate(clock, seconds, calls):
+    assert measure.calibrate(clock.run("a", seconds)) == calls
+
+
+def test_rounds_are_rotated_and_medians_taken(clock):
+    # Three calls calibrate; the rounds take what is left of the cycle.
+    runs = {"a": clock.run("a", 2, 2, 2, 5, 9, 4), "b": clock.run("b", 3), "c": clock.run("c", 8)}
+    assert measure.medians(runs, rounds=3) == {"a": 5, "b": 3, "c": 8}
+    assert "".join(clock.log[9:]) == "abcbcacab"
+
+
+def test_ratios_of_fake_times(bench, monkeypatch):
+    times = {"blocked": 2e-3, "nchw": 8e-3, "channels_last": 3e-3, "mkldnn": 5e-3}
+    monkeypatch.setattr(conv, "medians", lambda runs, rounds: times)
+    monkeypatch.setattr(conv, "peak_gflops", lambda: 0.5)
+    text, found = bench("conv", "--layer", "ic16ih8oc16kh1")
+    expected = {"ms": 2.0, "vs_nchw": 4.0, "vs_channels_last": 1.5, "vs_mkldnn": 2.5, "vs_best": 1.5}
+    assert {key: found["rows"][0][key] for key in expected} == pytest.approx(expected)
+    gflops = 2 * 16 * 16 * 64 / 2e-3 / 1e9
+    assert found["rows"][0]["gflops"] == pytest.approx(gflops)
+    assert found["rows"][0]["of_peak"] == pytest.approx(gflops / 0.5)
+    assert re.search(r"layers +N=1 +2\.50 / 2\.50 +1\.50 / 1\.50", text)
+
+
+def test_summaries():
+    rows = [
+        {"set": "s", "n": n, "ms": 1.0, "vs_mkldnn": a, "vs_best": b}
+        for n, a, b in ((1, 1, 0.5), (1, 4, 2), (16, 3, 3))
+    ]
+    lines = conv.summaries([*rows, {"set": "s", "n": 16, "note": "skipped"}])
+    assert [line.split() for line in lines[2:]] == [
+        ["s", "N=1", "2.00", "/", "1.00", "1.00", "/", "0.50"],
+        ["s", "N=16", "3.00", "/", "3.00", "3.00", "/", "3.00"],
+    ]
+    assert math.isclose(report.geometric_mean([2, 4, 8]), 4)
+    assert conv.summaries([]) == []
+
+
+def test_throughput():
+    row = report.throughput({"blocked": 0.5, "memcpy": 0.25}, 10**9)
+    assert row == {"ms": 500.0, "gbytes_per_s": 2.0, "vs_memcpy": 0.5}
+
+
+def test_threads_are_restored(bench):
+    before = torch.get_num_threads()
+    _, found = bench("conv", "--layer", SQUARE, "--threads", "1")
+    assert found["machine"]["threads"] == 1 and torch.get_num_threads() == before
+
+
+# ---- errors: one line, status 2
+
+WRONG = {
+    "": "required: command",
+    "bench": "required: what",
+    "nothing": "invalid choice: 'nothing'",
+    "bench conv --set nothing": "unknown set 'nothing'",
+    "bench conv --batch 1,0": "'0' is not a positive number",
+    "bench conv --rounds x": "'x' is not a positive number",
+    "bench conv --layer ic3ih8": "lacks oc, kh",
+    "bench conv --layer ic3ih8oc4kh9": "no output",
+    "bench conv --layer g2ic3ih8oc4kh3": "do not split into groups",
+    "bench conv --layer ic3id8ih8oc4kh3": "has id",
+    "bench conv --layer 7": "is not a layer",
+    "bench conv --layer ic3ih8oc4kh3sh0": "is not a convolution",
+    "bench reorder --dtype f8": "invalid choice: 'f8'",
+    "bench reorder --match nothing": "no row's name contains 'nothing'",
+    "bench pool --json no/such/folder/file": "is not a file in a folder that exists",
+}
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_errors(command, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(command.split())
+    message = capsys.readouterr().err
+    assert raised.value.code == 2
+    assert WRONG[command] in message and message.count("\n") == 1
+
+
+# ---- the package
+
+
+def test_an_installed_package_has_it_all(tmp_path):
+    # egg_info of its own: one that is left from an earlier build remembers files that are no longer named.
+    base, lib = tmp_path / "egg", tmp_path / "lib"
+    base.mkdir()
+    commands = ["egg_info", "--egg-base", str(base), "build_py", "--build-lib", str(lib)]
+    subprocess.run([sys.executable, "setup.py", "-q", *commands], cwd=ROOT, capture_output=True, check=True)
+    ours = {p.relative_to(ROOT) for suffix in ("py", "json") for p in (ROOT / "torch_blocked").rglob(f"*.{suffix}")}
+    assert {p.relative_to(lib) for p in lib.rglob("*.*")} == ours

@@ -1,0 +1,73 @@
+"""The command line: ``python -m torch_blocked info | bench conv | bench reorder | bench pool``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NoReturn
+
+from torch_blocked.benchmark import conv, machine, pool, reorder
+from torch_blocked.benchmark.report import UsageError
+
+
+class Command(NamedTuple):
+    """One subcommand: a line of help, what adds its options, what runs it."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], None]
+
+
+def info(args: argparse.Namespace) -> None:
+    """Prints versions, CPU, caches, ISA tier, block and threads, a line each."""
+    for name, value in machine.describe().items():
+        print(f"{name:14s} {value}")
+
+
+COMMANDS = {
+    "info": Command("versions, CPU, caches, ISA tier, block, threads", lambda parser: None, info),
+    "bench conv": Command("convolutions against F.conv2d and oneDNN's operator", conv.add_arguments, conv.run),
+    "bench reorder": Command("reorders against memcpy and .contiguous()", reorder.add_arguments, reorder.run),
+    "bench pool": Command("pooling and up-sampling against F on plain tensors", pool.add_arguments, pool.run),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def make_parser() -> Parser:
+    """One parser a word of the commands' names."""
+    parser = Parser(prog="python -m torch_blocked", description="Blocked tensors for PyTorch.")
+    groups = {"": parser.add_subparsers(required=True, metavar="command")}
+    for name, command in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        if group not in groups:
+            groups[group] = (
+                groups[""]
+                .add_parser(group, help="speed against PyTorch's own operators")
+                .add_subparsers(required=True, metavar="what")
+            )
+        leaf = groups[group].add_parser(word, help=command.help, description=command.help)
+        command.add_arguments(leaf)
+        leaf.set_defaults(run=command.run, parser=leaf)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs one command; `argv` as ``sys.argv[1:]``. SystemExit(2) after one line on stderr for what is wrong in it."""
+    args = make_parser().parse_args(argv)
+    try:
+        args.run(args)
+    except UsageError as error:
+        args.parser.error(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

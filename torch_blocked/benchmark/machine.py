@@ -1,0 +1,57 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+import torch_blocked as tb
+from torch_blocked import library
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def describe() -> dict[str, str | int]:
+    """Versions, the CPU's model, its caches (of the first core; absent where unknown), ISA tier, block, threads."""
+    return {
+        "torch_blocked": tb.__version__,
+        "torch": torch.__version__,
+        "cpu": _cpu_model(),
+        "isa": tb.isa(),
+        "block": library.isa_block(),
+        "threads": torch.get_num_threads(),
+        **_caches(),
+    }
+
+
+def available_bytes() -> int | None:
+    """Bytes of memory that can be allocated without swapping; None where unknown."""
+    value = _field(Path("/proc/meminfo"), "MemAvailable")
+    return int(value.split()[0]) * 1024 if value else None
+
+
+def _cpu_model() -> str:
+    return _field(Path("/proc/cpuinfo"), "model name") or "unknown"
+
+
+def _field(path: Path, name: str) -> str | None:
+    """The first "name: value" of a file of such lines; None where there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), None)
+
+
+def _caches() -> dict[str, str]:
+    """Level, as "L1d", "L2" or "L3" -> size as the system gives it, such as "48K"."""
+    sizes = {}
+    for index in sorted(_CACHES.glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            sizes[f"L{level}{'d' if kind == 'Data' else ''}"] = size
+    return sizes

@@ -1,0 +1,92 @@
+"""Interleaved timing: every contestant in every round, in rotated order, so that what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator
+from time import perf_counter
+
+import torch
+
+Run = Callable[[], object]
+
+# A sample is as many calls as last about so long: far longer than the clock's step, far shorter than a disturbance.
+SAMPLE_SECONDS = 0.01
+PEAK_ROUNDS = 15
+
+
+def time_calls(run: Run, calls: int) -> float:
+    """Seconds a call, the mean of `calls` calls one after the other."""
+    start = perf_counter()
+    for _ in range(calls):
+        run()
+    return (perf_counter() - start) / calls
+
+
+def calibrate(run: Run) -> int:
+    """How many calls last about `SAMPLE_SECONDS`, at least one. Warms up on the way."""
+    run()  # what only the first call does: weights transformed, memory allocated
+    calls = 1
+    # The faster of two: one that was disturbed would leave too few calls in a sample.
+    while (seconds := min(time_calls(run, calls), time_calls(run, calls))) * calls < SAMPLE_SECONDS / 2:
+        calls *= 2
+    return max(1, round(SAMPLE_SECONDS / seconds))
+
+
+def samples(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Seconds a call of each run, one sample a round; the order is rotated from round to round."""
+    calls = {name: calibrate(run) for name, run in runs.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for _ in range(rounds):
+        for name in names:
+            if calls[name] > 1:
+                runs[name]()  # the caches are this run's
+            times[name].append(time_calls(runs[name], calls[name]))
+        names.append(names.pop(0))
+    return times
+
+
+def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Seconds a call of each run, the median of `rounds` interleaved samples, in inference mode."""
+    with torch.inference_mode():
+        return {name: statistics.median(values) for name, values in samples(runs, rounds).items()}
+
+
+def peak_gflops() -> float:
+    """The machine's FMA peak in float32, GFLOP/s, measured: an estimate from below, by this process's threads.
+
+    It is the best sample of three products whose data lie in the caches and that are known to run near the peak:
+    ``torch.mm`` of 512x512 and of 1024x1024, and oneDNN's direct 3x3 convolution of 128 channels of 28x28.
+    ATEN_CPU_CAPABILITY, which lowers our kernels, does not lower these.
+    """
+    a, b = torch.randn(512, 512), torch.randn(1024, 1024)
+    x, w = torch.randn(1, 128, 28, 28), torch.randn(128, 128, 3, 3)
+    src, wei = x.to_mkldnn(), mkldnn_weight(w, [1, 1], [1, 1], [1, 1], 1, x.shape)
+    products = {  # name -> floating-point operations, run
+        "conv": (2 * 9 * 128**2 * 28**2, lambda: torch.mkldnn_convolution(src, wei, None, [1, 1], [1, 1], [1, 1], 1)),
+        "mm 512": (2 * 512**3, lambda: torch.mm(a, a)),
+        "mm 1024": (2 * 1024**3, lambda: torch.mm(b, b)),
+    }
+    with torch.inference_mode():
+        times = samples({name: run for name, (_, run) in products.items()}, PEAK_ROUNDS)
+    return max(flops / min(times[name]) for name, (flops, _) in products.items()) / 1e9
+
+
+def mkldnn_weight(
+    weight: torch.Tensor, padding: list[int], stride: list[int], dilation: list[int], groups: int, size: torch.Size
+) -> torch.Tensor:
+    """`weight`, (oc, ic / groups, kh, kw) float32, packed as oneDNN wants it for a src of size `size`."""
+    return torch._C._nn.mkldnn_reorder_conv2d_weight(weight.to_mkldnn(), padding, stride, dilation, groups, list(size))
+
+
+@contextlib.contextmanager
+def num_threads(count: int | None) -> Iterator[None]:
+    """PyTorch runs on `count` threads inside the ``with`` block; None: as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,127 @@
+"""`bench reorder`: the reorder operator against a plain copy of as many bytes and PyTorch's own conversions.
+
+- ``blocked``: ``torch_blocked::reorder``, its dst a new tensor from the pool of freed outputs, that is, memory that has
+  been touched before.
+- ``memcpy``: ``dst.copy_(src)`` of contiguous float32 that reads and writes as many bytes in all, by the same threads.
+  Its dst is allocated once: as warm as the pool's.
+- ``torch``: ``x.contiguous(memory_format=...)`` where both sides are plain. Its dst is a new tensor of PyTorch's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.benchmark.measure import Run, medians
+from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, operand, run_cases, throughput
+
+COLUMNS = (
+    Column("name", "reorder", -50),
+    Column("ms", "ms", 9, ".3f"),
+    Column("gbytes_per_s", "GB/s", 8, ".1f"),
+    Column("vs_memcpy", "/memcpy", 8, ".2f"),
+    Column("vs_torch", "/torch", 8, ".2f"),
+)
+
+DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "s8": torch.int8,
+    "f64": torch.float64,
+}
+
+Size = tuple[int, ...]
+
+# Formats between which every reorder is measured, both ways; sizes; data types. Empty types: all.
+TABLE: tuple[tuple[tuple[str, ...], tuple[Size, ...], tuple[str, ...]], ...] = (
+    (
+        ("nchw", "nhwc", "nChw8c", "nChw16c"),
+        ((32, 64, 56, 56), (1, 2048, 7, 7), (32, 3, 224, 224), (1, 64, 56, 56)),
+        (),
+    ),
+    (("oihw", "OIhw16i16o"), ((512, 512, 3, 3),), ()),
+    (("oihw", "OIhw8i8o"), ((512, 512, 3, 3),), ()),
+    (("oihw", "Ohwi16o"), ((512, 512, 3, 3),), ()),
+    (("oihw", "OIhw8i16o2i"), ((512, 512, 3, 3),), ("bf16",)),
+    (("oihw", "OIhw4i16o4i"), ((512, 512, 3, 3),), ("s8",)),
+)
+
+_MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+class Case(NamedTuple):
+    """One reorder."""
+
+    src: str
+    dst: str
+    size: Size
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.src} -> {self.dst} {'x'.join(map(str, self.size))} {self.dtype}"
+
+
+def cases(dtypes: list[str]) -> list[Case]:
+    """The rows of `TABLE` for these data types."""
+    return [
+        Case(src, dst, size, dtype)
+        for formats, sizes, only in TABLE
+        for dtype in dtypes
+        if not only or dtype in only
+        for size in sizes
+        for src in formats
+        for dst in formats
+        if src != dst
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench reorder`."""
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["f32"], help="data types (default f32)")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures the reorders, then prints the geometric mean and the minimum of the ratio to memcpy.
+
+    GB/s are 1e9 bytes read plus written, padding included, a second. A ratio is the peer's median over ours: above 1,
+    ours is faster.
+    """
+    values = [row["vs_memcpy"] for row in run_cases(cases(args.dtype), measure, COLUMNS, args)]
+    print(f"\ngeometric mean / minimum to memcpy {geometric_mean(values):.2f} / {min(values):.2f}")
+
+
+def measure(case: Case, rounds: int) -> Row:
+    """The row of one reorder."""
+    runs, nbytes = contestants(case)
+    row = {"name": case.name, **case._asdict(), "bytes": nbytes}
+    return row | throughput(medians(runs, rounds), nbytes)
+
+
+def contestants(case: Case) -> tuple[dict[str, Run], int]:
+    """What is timed, by name, and the bytes that each reads and writes."""
+    src, dst = _random(case.size, DTYPES[case.dtype]).to(tb.format(case.src)), tb.format(case.dst)
+    physical, src_blocking = operand(src)
+    arguments = (physical, case.size, src_blocking, dst.order, sum(dst.blocking, ()))
+    answer = library.reorder_op(*arguments)
+    nbytes = (physical.numel() + answer.numel()) * answer.element_size()
+    copy_src, copy_dst = (torch.zeros(nbytes // 2 // 4) for _ in range(2))
+    runs: dict[str, Run] = {
+        "blocked": lambda: library.reorder_op(*arguments),
+        "memcpy": lambda: copy_dst.copy_(copy_src),
+    }
+    if case.src in _MEMORY_FORMATS and case.dst in _MEMORY_FORMATS:
+        runs["torch"] = lambda: src.contiguous(memory_format=_MEMORY_FORMATS[case.dst])
+    return runs, nbytes
+
+
+def _random(size: Size, dtype: torch.dtype) -> Tensor:
+    """Values of any data type: small whole numbers."""
+    return torch.randint(-100, 100, size).to(dtype)

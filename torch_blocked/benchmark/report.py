@@ -1,0 +1,108 @@
+"""What the benchmarks share: options, the loop over cases, the table, the JSON file, means."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+import torch_blocked as tb
+from torch_blocked.benchmark import machine
+from torch_blocked.benchmark.measure import num_threads
+
+Row = dict[str, Any]
+
+
+class UsageError(ValueError):
+    """What was asked for cannot be done; the message is one line for the user."""
+
+
+class Column(NamedTuple):
+    """One column of the printed table: the key in a row, the heading, the width (negative: to the left), the format."""
+
+    key: str
+    heading: str
+    width: int
+    spec: str = ""
+
+    def align(self, text: str) -> str:
+        return text.ljust(-self.width) if self.width < 0 else text.rjust(self.width)
+
+    def show(self, row: Row) -> str:
+        """The cell of a row; "-" where the row has no such value."""
+        value = row.get(self.key)
+        return self.align("-" if value is None else format(value, self.spec))
+
+
+def positive(text: str) -> int:
+    """A positive number of the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def output_file(text: str) -> Path:
+    """A file to be written at the end, refused now where that could not work."""
+    path = Path(text)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file in a folder that exists")
+    return path
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every benchmark."""
+    parser.add_argument("--match", default="", metavar="TEXT", help="only the rows whose name contains TEXT")
+    parser.add_argument("--rounds", type=positive, default=9, help="samples of each contestant (default 9)")
+    parser.add_argument("--threads", type=positive, help="threads (default: PyTorch's)")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write rows and machine to FILE")
+
+
+def run_cases(
+    cases: Iterable[Any], measure: Callable[[Any, int], Row], columns: Sequence[Column], args: argparse.Namespace
+) -> list[Row]:
+    """Measures the cases whose `name` matches, prints a row each as it comes, writes the JSON file.
+
+    `measure(case, rounds)` gives the row. Fallbacks are silent here: rows say which they are. UsageError where no
+    case matches.
+    """
+    cases = [case for case in cases if args.match in case.name]
+    if not cases:
+        raise UsageError(f"no row's name contains {args.match!r}")
+    rows = []
+    with num_threads(args.threads), tb.fallback("allow"):
+        about = machine.describe()
+        print(f"{about['cpu']}, {about['isa']}, {about['threads']} threads, torch {about['torch']}\n")
+        print(*(column.align(column.heading) for column in columns))
+        for case in cases:
+            row = measure(case, args.rounds)
+            rows.append(row)
+            print(*(column.show(row) for column in columns), row.get("note", ""), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+    return rows
+
+
+def operand(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The physical tensor and the blocking as the C++ operators take them; of a plain tensor itself and ()."""
+    return (x.physical, sum(x.blocking, ())) if isinstance(x, tb.BlockedTensor) else (x, ())
+
+
+def ratios(times: dict[str, float]) -> dict[str, float]:
+    """How many times as fast "blocked" is as each other: "vs_<name>" -> its time / ours."""
+    return {f"vs_{name}": seconds / times["blocked"] for name, seconds in times.items() if name != "blocked"}
+
+
+def throughput(times: dict[str, float], nbytes: int) -> Row:
+    """Times in seconds, bytes read plus written -> ours in milliseconds and GB/s (1e9 bytes), ratios to each peer."""
+    ours = times["blocked"]
+    return {"ms": 1e3 * ours, "gbytes_per_s": nbytes / ours / 1e9, **ratios(times)}
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The geometric mean of positive numbers."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
