@@ -236,10 +236,24 @@ int64_t conv_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t dilation
   return (src + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1;
 }
 
-void check_pair(const char* name, IntArrayRef values, int64_t least) {
+// One number for each spatial dim.
+void check_window(const char* name, IntArrayRef values, int64_t dims, int64_t least) {
   TORCH_CHECK_VALUE(
-      values.size() == 2 && values[0] >= least && values[1] >= least && values[0] < (1 << 24) && values[1] < (1 << 24),
-      "convolution: ", name, " is two numbers of at least ", least, ", got ", values);
+      int64_t(values.size()) == dims &&
+          std::all_of(values.begin(), values.end(), [&](int64_t v) { return v >= least && v < (1 << 24); }),
+      "convolution: ", name, " has one number of each of ", dims, " spatial dims, at least ", least, ", got ", values);
+}
+
+// A descriptor of 1, 2 or 3 spatial dims as convolutions see it (Conv): a height is put in, the depth goes last.
+MemoryDesc height_and_width(const MemoryDesc& md) {
+  static constexpr int places[3][5] = {{0, 1, 3}, {0, 1, 2, 3}, {0, 1, 4, 2, 3}};
+  const int* const place = places[md.ndims - 3];
+  MemoryDesc moved = md;
+  moved.ndims = std::max(md.ndims, 4);
+  moved.dims[2] = 1, moved.strides[2] = 0;
+  for (int d = 2; d < md.ndims; d++) moved.dims[place[d]] = md.dims[d], moved.strides[place[d]] = md.strides[d];
+  for (int i = 0; i < md.inner_nblks; i++) moved.inner_idxs[i] = place[md.inner_idxs[i]];
+  return moved;
 }
 
 // A vector of one value a channel, dense; an undefined tensor where it is absent.
@@ -253,39 +267,75 @@ Tensor channel_vector(const char* name, const std::optional<Tensor>& tensor, int
 
 const float* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
 
-// Sizes, strides and paddings; everything that does not depend on the data.
-Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
-             IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-             int64_t block) {
-  check_pair("stride", stride, 1);
-  check_pair("padding", padding, 0);
-  check_pair("dilation", dilation, 1);
-  TORCH_CHECK_VALUE(weight_size.size() == 4, "convolution: the weight has 4 dims (oc, ic, kh, kw), got ", weight_size);
+// Strides, paddings and dilations, from the innermost dim on; what is absent stays as it is.
+void set_window(Conv& c, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation) {
+  c.stride_h = c.dilation_h = 1;
+  int64_t* const fields[][3] = {{&c.stride_w, &c.pad_w, &c.dilation_w},
+                                {&c.stride_h, &c.pad_h, &c.dilation_h},
+                                {&c.stride_d, &c.pad_d, &c.dilation_d}};
+  const IntArrayRef values[] = {stride, padding, dilation};
+  for (size_t d = 0; d < stride.size(); d++)
+    for (int i = 0; i < 3; i++) *fields[d][i] = values[i][stride.size() - 1 - d];
+}
+
+// Sizes, strides and paddings; everything that does not depend on the data, but for the size of dst. The weight is
+// (ic, oc, ...) where `transposed`.
+Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+                      IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                      int64_t groups, int64_t block, bool transposed = false) {
+  const int64_t ndims = weight_size.size(), spatial = ndims - 2;
+  TORCH_CHECK_VALUE(ndims >= 3 && ndims <= 5, "convolution: the weight has 3 to 5 dims (oc, ic, kd, kh, kw), got ",
+                    weight_size);
+  check_window("stride", stride, spatial, 1);
+  check_window("padding", padding, spatial, 0);
+  check_window("dilation", dilation, spatial, 1);
   TORCH_CHECK_VALUE(groups >= 1 && weight_size[0] % groups == 0, "convolution: ", weight_size[0],
                     " output channels do not split into ", groups, " groups");
   for (const int64_t size : weight_size)
     TORCH_CHECK_VALUE(size > 0, "convolution: the weight is empty, size ", weight_size);
   TORCH_CHECK_VALUE(block >= 1 && block <= 1024, "convolution: blocks of 1 to 1024 channels, got ", block);
-  TORCH_CHECK_VALUE(src.dim() >= 4, "convolution: src has 4 logical dims (n, ic, ih, iw), got shape ", src.sizes());
+  TORCH_CHECK_VALUE(src.dim() >= ndims, "convolution: src has as many logical dims as the weight, ", ndims,
+                    ", got shape ", src.sizes());
   TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat,
                    "convolution: float32 only, got src ", src.scalar_type(), " and weight ", weight.scalar_type());
-  const int64_t ic = weight_size[1] * groups;
-  const int64_t src_size[] = {src.size(0), ic, src.size(2), src.size(3)};
   Conv c{};
-  c.n = src.size(0), c.groups = groups, c.ic = ic, c.ih = src.size(2), c.iw = src.size(3);
-  c.oc = weight_size[0], c.kh = weight_size[2], c.kw = weight_size[3], c.block = block;
-  c.stride_h = stride[0], c.stride_w = stride[1], c.pad_h = padding[0], c.pad_w = padding[1];
-  c.dilation_h = dilation[0], c.dilation_w = dilation[1];
-  c.src_md = describe("convolution: src", src, src_size, src_blocking);
-  c.wei_md = describe("convolution: weight", weight, weight_size, weight_blocking);
-  c.oh = conv_dst_size(c.ih, c.pad_h, c.kh, c.dilation_h, c.stride_h);
-  c.ow = conv_dst_size(c.iw, c.pad_w, c.kw, c.dilation_w, c.stride_w);
-  TORCH_CHECK(c.ih + 2 * c.pad_h > c.dilation_h * (c.kh - 1) && c.iw + 2 * c.pad_w > c.dilation_w * (c.kw - 1),
-              "convolution: the padded src is ", c.ih + 2 * c.pad_h, "x", c.iw + 2 * c.pad_w, ", the dilated kernel ",
-              c.dilation_h * (c.kh - 1) + 1, "x", c.dilation_w * (c.kw - 1) + 1,
-              "; the kernel can't be greater than the src");
+  c.groups = groups, c.block = block;
+  c.ic = transposed ? weight_size[0] : weight_size[1] * groups;
+  c.oc = weight_size[transposed ? 1 : 0];
+  std::vector<int64_t> src_size = src.sizes().slice(0, ndims).vec();
+  src_size[1] = c.ic;
+  set_window(c, stride, padding, dilation);
+  c.src_md = height_and_width(describe("convolution: src", src, src_size, src_blocking));
+  c.wei_md = height_and_width(describe("convolution: weight", weight, weight_size, weight_blocking));
+  c.n = src_size[0], c.ih = c.src_md.dims[2], c.iw = c.src_md.dims[3], c.kh = c.wei_md.dims[2], c.kw = c.wei_md.dims[3];
+  if (ndims == 5) c.id = c.src_md.dims[4], c.kd = c.wei_md.dims[4];
   c.nthreads = num_threads();
   return c;
+}
+
+Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+             IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+             int64_t block) {
+  Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups,
+                            block);
+  c.od = conv_dst_size(c.id, c.pad_d, c.kd, c.dilation_d, c.stride_d);
+  c.oh = conv_dst_size(c.ih, c.pad_h, c.kh, c.dilation_h, c.stride_h);
+  c.ow = conv_dst_size(c.iw, c.pad_w, c.kw, c.dilation_w, c.stride_w);
+  TORCH_CHECK(c.id + 2 * c.pad_d > c.dilation_d * (c.kd - 1) && c.ih + 2 * c.pad_h > c.dilation_h * (c.kh - 1) &&
+                  c.iw + 2 * c.pad_w > c.dilation_w * (c.kw - 1),
+              "convolution: the padded src is ", c.id + 2 * c.pad_d, "x", c.ih + 2 * c.pad_h, "x", c.iw + 2 * c.pad_w,
+              ", the dilated kernel ", c.dilation_d * (c.kd - 1) + 1, "x", c.dilation_h * (c.kh - 1) + 1, "x",
+              c.dilation_w * (c.kw - 1) + 1, "; the kernel can't be greater than the src");
+  return c;
+}
+
+// A new dst of as many dims as the weight has: n, oc and the spatial ones of the problem.
+Tensor empty_dst(const Conv& c, int64_t ndims) {
+  std::vector<int64_t> size = {c.n, c.oc};
+  const int64_t spatial[] = {c.od, c.oh, c.ow};
+  size.insert(size.end(), std::end(spatial) - (ndims - 2), std::end(spatial));
+  static constexpr int64_t order[] = {0, 1, 2, 3, 4};
+  return empty_physical("convolution: dst", size, IntArrayRef(order, ndims), {1, c.block}, at::kFloat);
 }
 
 // What weights packed from this tensor may be kept under. Only where every write to it is counted: not where it is
@@ -305,8 +355,6 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
                        const std::optional<Tensor>& residual, c10::string_view activation) {
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
   const Activation& post = find_activation(activation);
-  const int64_t dst_size[] = {c.n, c.oc, c.oh, c.ow};
-  const int64_t dst_blocking[] = {1, block}, order[] = {0, 1, 2, 3};
   const Tensor dense_bias = channel_vector("convolution: bias", bias, c.oc);
   const Tensor dense_scale = channel_vector("convolution: scale", scale, c.oc);
   const Tensor dense_shift = channel_vector("convolution: shift", shift, c.oc);
@@ -314,8 +362,7 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
   c.post_ops.scale = data_or_null(dense_scale);
   c.post_ops.shift = data_or_null(dense_shift);
   c.post_ops.clamp = post.clamp, c.post_ops.lower = post.lower, c.post_ops.upper = post.upper;
-  Tensor dst = empty_physical("convolution: dst", dst_size, order, dst_blocking, at::kFloat);
-  c.dst_md = describe("convolution: dst", dst, dst_size, dst_blocking);
+  Tensor dst = empty_dst(c, weight_size.size());
   Tensor dense_residual;
   if (residual.has_value() && residual->defined()) {
     TORCH_CHECK_VALUE(residual->sizes() == dst.sizes(), "convolution: the residual has dst's physical shape ",
@@ -331,6 +378,45 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
   c.dst = dst.mutable_data_ptr<float>();
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
   or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
+  return dst;
+}
+
+int64_t transposed_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t stride, int64_t output_padding) {
+  return (src - 1) * stride - 2 * pad + kernel + output_padding;
+}
+
+Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
+                                 IntArrayRef weight_size, IntArrayRef weight_blocking,
+                                 const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                                 IntArrayRef output_padding, int64_t block) {
+  static constexpr int64_t ones[] = {1, 1, 1};
+  const int64_t ndims = weight_size.size();
+  TORCH_CHECK_VALUE(ndims == 3 || ndims == 4,
+                    "convolution_transpose: the weight has 3 or 4 dims (ic, oc, kh, kw), got ", weight_size);
+  Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding,
+                            IntArrayRef(ones, ndims - 2), 1, block, true);
+  check_window("output_padding", output_padding, ndims - 2, 0);
+  TORCH_CHECK_VALUE(c.src_md.single_block(1) == block && c.kernels() != nullptr,
+                    "convolution_transpose: src has channels in blocks of ", block,
+                    " that this CPU's kernels take, got ", src_blocking);
+  for (int i = 0; i < c.wei_md.inner_nblks; i++)
+    TORCH_CHECK_VALUE(c.wei_md.inner_idxs[i] < 2, "convolution_transpose: a weight is blocked by channels only, got ",
+                      weight_blocking);
+  c.oh = ndims == 3 ? 1 : transposed_dst_size(c.ih, c.pad_h, c.kh, c.stride_h, output_padding[0]);
+  c.ow = transposed_dst_size(c.iw, c.pad_w, c.kw, c.stride_w, output_padding.back());
+  constexpr int64_t most = int64_t(1) << 31;  // so that no size of dst overflows
+  TORCH_CHECK(c.ih > 0 && c.iw > 0 && c.ih < most && c.iw < most && c.oh > 0 && c.ow > 0,
+              "convolution_transpose: src of ", c.ih, "x", c.iw, " gives dst of ", c.oh, "x", c.ow,
+              ", which is no size");
+  const Tensor dense_bias = channel_vector("convolution_transpose: bias", bias, c.oc);
+  c.post_ops.bias = data_or_null(dense_bias);
+  Tensor dst = empty_dst(c, ndims);
+  if (dst.numel() == 0) return dst;
+  c.src = src.const_data_ptr<float>();
+  c.wei = weight.const_data_ptr<float>();
+  c.dst = dst.mutable_data_ptr<float>();
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  convolve_transposed(c, key ? &*key : nullptr);
   return dst;
 }
 
@@ -526,6 +612,9 @@ TORCH_LIBRARY(torch_blocked, m) {
       "int[] stride, int[] padding, int[] dilation, int groups, int block, Tensor? scale=None, Tensor? shift=None, "
       "Tensor? residual=None, str activation='none') -> Tensor");
   m.def(
+      "convolution_transpose(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
+      "Tensor? bias, int[] stride, int[] padding, int[] output_padding, int block) -> Tensor");
+  m.def(
       "convolution_algorithm(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
       "int[] stride, int[] padding, int[] dilation, int groups, int block) -> (str, str)");
   m.def("set_winograd(str mode, int max_bytes) -> ()", torch_blocked::set_winograd_by_name);
@@ -549,6 +638,7 @@ TORCH_LIBRARY(torch_blocked, m) {
 TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("reorder", torch_blocked::reorder_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
+  m.impl("convolution_transpose", torch_blocked::convolution_transpose_cpu);
   m.impl("convolution_algorithm", torch_blocked::convolution_algorithm);
   m.impl("batch_norm", torch_blocked::batch_norm_cpu);
   m.impl("pool", torch_blocked::pool_cpu);

@@ -203,7 +203,7 @@ Axis* unit_axis(Plan& plan, Offsets Axis::* side) {
 
 // The distance in memory of one step of the loop over an axis, on the side where it is shorter.
 int64_t distance(const Axis& axis) {
-  const int64_t src = axis.src.at(axis.step), dst = axis.dst.at(axis.step);
+  const int64_t src = std::abs(axis.src.at(axis.step)), dst = axis.dst.at(axis.step);
   return src == 0 ? dst : std::min(src, dst);
 }
 

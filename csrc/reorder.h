@@ -6,7 +6,8 @@
 
 namespace torch_blocked {
 
-// Copies src into dst: the same dims, elements of 1, 2, 4, 8 or 16 bytes, any strides and inner blocks on either side.
+// Copies src into dst: the same dims, elements of 1, 2, 4, 8 or 16 bytes, any strides (src's may be
+// negative) and inner blocks on either side.
 // The pointers are those of the logical index 0, 0, ... . dst's padding is cleared, src's is not looked at, and no byte
 // outside dst's padded dims is written. The two must not overlap.
 void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md, void* dst, int64_t element_size,

@@ -173,13 +173,16 @@ WEIGHTS = [
     ((20, 2, 1, 3), "Ohwi16o", "Ohwi8o"),
     ((20, 1, 3, 3), "Oihw16o", "Oihw8o"),
     ((1, 1, 1, 1), "Oihw16o", "Oihw8o"),
+    ((17, 16, 3, 3, 3), "OIdhw16i16o", "OIdhw8i8o"),
+    ((20, 3, 3, 3, 3), "Odhwi16o", "Odhwi8o"),
+    ((20, 1, 3, 3, 3), "Oidhw16o", "Oidhw8o"),
 ]
 
 
 @pytest.mark.parametrize(("size", "wide", "narrow"), WEIGHTS, ids=str)
 def test_weight_format(isa, size, wide, narrow):
     tag = wide if isa == "avx512" else narrow
-    conv = torch.nn.Conv2d(size[1], size[0], size[2:])
+    conv = (torch.nn.Conv2d if len(size) == 4 else torch.nn.Conv3d)(size[1], size[0], size[2:])
     weight = conv.weight.detach().clone()
     assert_format(conv.to(tb.blocked).weight, weight, tag)
     assert formats.weight_format(torch.Size(size), 16) == tb.format(wide)
@@ -194,7 +197,16 @@ def test_a_format_names_the_bytes():
     assert y.memory_desc.matches("Ohwi16o") and y.memory_desc.matches("Oihw16o")
 
 
-@pytest.mark.parametrize("size", [(), (5,), (5, 4), (5, 4, 3), (5, 4, 3, 3, 3), (5, 4, 3, 3, 3, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("size", "tag"), [((17, 16, 3), "OIw16i16o"), ((20, 3, 3), "Owi16o"), ((20, 1, 3), "Oiw16o")], ids=str
+)
+def test_weights_of_one_dim_have_a_format_and_stay_plain_in_modules(size, tag):
+    """`Module.to` gives memory formats to tensors of 4 and 5 dims only."""
+    assert formats.weight_format(torch.Size(size), 16) == tb.format(tag)
+    assert type(torch.nn.Conv1d(size[1], size[0], size[2]).to(tb.blocked).weight) is torch.nn.Parameter
+
+
+@pytest.mark.parametrize("size", [(), (5,), (5, 4), (5, 4, 3, 3, 3, 3)], ids=str)
 def test_weights_of_other_ranks_have_no_format(size):
     assert formats.weight_format(torch.Size(size), 16) is None
 

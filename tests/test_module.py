@@ -104,8 +104,6 @@ def test_which_tensors_become_blocked(plain):
 
 OTHERS = {
     "conv1d": nn.Conv1d(16, 16, 3),
-    "conv3d": nn.Conv3d(16, 16, 3),
-    "conv_transpose3d": nn.ConvTranspose3d(16, 16, 3),
     "linear": nn.Linear(16, 16),
     "embedding": nn.Embedding(16, 16),
     "batch_norm3d": nn.BatchNorm3d(16),
@@ -213,6 +211,7 @@ def test_ways_of_handing_the_format(plain, way):
     [
         ("nChw16c", "OIhw16i16o"),
         ("nChw8c", "OIhw8i8o"),
+        ("nCdhw8c", "OIhw8i8o"),
         ("OIhw16o16i", "OIhw16o16i"),
         ("OIhw4i16o4i", "OIhw4i16o4i"),
         ("Oihw8o", "Oihw8o"),

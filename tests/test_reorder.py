@@ -406,8 +406,8 @@ def test_fake_reorder_has_the_real_shape_and_strides():
 
 def conv_case(x, src_tag, weight, wei_tag, *, groups=1, block=16, **options):
     """Arguments of `torch_blocked::convolution` from plain tensors."""
-    src = reorder(x, tuple(x.shape), "nchw", src_tag)
-    wei = reorder(weight, tuple(weight.shape), "oihw", wei_tag)
+    src = reorder(x, tuple(x.shape), "abcde"[: x.dim()], src_tag)
+    wei = reorder(weight, tuple(weight.shape), "abcde"[: weight.dim()], wei_tag)
     given = dict(bias=None, stride=[1, 1], padding=[0, 0], dilation=[1, 1]) | options
     first = [given.pop(k) for k in ("bias", "stride", "padding", "dilation")]
     return [src, flat(src_tag), wei, list(weight.shape), flat(wei_tag), *first, groups, block], given
@@ -425,6 +425,22 @@ def conv_cases():
     post_ops["residual"][:, 1, ..., 4:] = 0
     yield "post-ops", conv_case(r(2, 17, 5, 6), "nChw16c", r(20, 17, 3, 3), "OIhw16i16o", **vectors, **post_ops)
     yield "relu6", conv_case(r(0, 17, 5, 6), "nChw16c", r(20, 17, 3, 3), "OIhw16i16o", activation="relu6")
+
+    yield "one dim", conv_case(r(2, 17, 9), "nCw16c", r(20, 17, 3), "oiw", stride=[2], padding=[1], dilation=[1])
+    window = dict(stride=[1, 2, 1], padding=[1, 0, 1], dilation=[1, 1, 1])
+    yield "three dims", conv_case(r(1, 17, 3, 5, 4), "nCdhw16c", r(20, 17, 3, 3, 3), "OIdhw16i16o", **window)
+
+
+def transposed_cases():
+    r = torch.randn
+    for name, x, tag, w, wei_tag, window in (
+        ("blocked", r(2, 17, 5, 6), "nChw8c", r(17, 20, 4, 4), "OIhw16i16o", ([2, 2], [1, 1], [0, 0])),
+        ("uneven", r(1, 17, 5, 6), "nChw8c", r(17, 20, 3, 2), "Ohwi8o", ([1, 3], [1, 0], [0, 2])),
+        ("one dim", r(2, 17, 9), "nCw8c", r(17, 20, 3), "oiw", ([2], [1], [1])),
+    ):
+        src = reorder(x, tuple(x.shape), "abcd"[: x.dim()], tag)
+        wei = reorder(w, tuple(w.shape), "abcd"[: w.dim()], wei_tag)
+        yield name, ([src, flat(tag), wei, w.shape, flat(wei_tag), r(20), *window, 8], {})
 
 
 def batch_norm_cases():
@@ -446,7 +462,12 @@ def reorder_cases():
     yield "empty", ([r(0, 17), (0, 17), [], [1, 0], [1, 8]], {})
 
 
-OPERATORS = {"reorder": reorder_cases, "convolution": conv_cases, "batch_norm": batch_norm_cases}
+OPERATORS = {
+    "reorder": reorder_cases,
+    "convolution": conv_cases,
+    "convolution_transpose": transposed_cases,
+    "batch_norm": batch_norm_cases,
+}
 OPERATOR_CASES = [(name, case) for name, cases in OPERATORS.items() for case, _ in cases()]
 
 

@@ -339,3 +339,13 @@ def test_weights_that_change_every_call_count_their_packing():
         F.conv2d(x, w, padding=1)
         w.mul_(1)
     assert tb.algorithm(x, w, padding=1).name == "direct"
+
+
+@pytest.mark.skipif(tb.isa() != "avx512", reason="two blocks have kernels on AVX-512 only")
+def test_kept_weights_serve_each_block():
+    model = torch.nn.Conv2d(32, 32, 3, bias=False).to(tb.blocked)
+    x = torch.randn(1, 32, 12, 12)
+    expected = F.conv2d(x, model.weight.detach().to_dense())
+    with tb.winograd("f4"), torch.no_grad():
+        for fmt in (tb.nChw16c, tb.nChw8c, tb.nChw16c):
+            torch.testing.assert_close(model(x.to(fmt)).to_dense(), expected, rtol=1e-3, atol=1e-3)

@@ -89,7 +89,7 @@ class Format(FormatLike):
         return self
 
     def for_module(self) -> FormatLike:
-        of_images = self.ndim == 4 and self.blocking.axes == (1,) and len(self.blocking) == 1
+        of_images = self.ndim in (3, 4, 5) and self.blocking.axes == (1,) and len(self.blocking) == 1
         channels = self.blocking.block(1) if of_images else None
         return WeightFormat(channels) if channels else ParameterFormat(self)
 
@@ -98,7 +98,7 @@ class BlockedFormat(FormatLike):
     """`torch_blocked.blocked`: the fastest format for this CPU, oneDNN's ``format_tag::any``.
 
     A tensor gets channels in blocks of 16 on AVX-512, of 8 elsewhere (``nChw16c``, ``nCw16c``, ``nC16c`` ...; one axis:
-    ``A16a``). A module's 4-D parameters and buffers get the format of convolution weights, see `weight_format`.
+    ``A16a``). A module's 4-D and 5-D parameters and buffers get the format of convolution weights: `weight_format`.
     """
 
     __slots__ = ()
@@ -163,19 +163,20 @@ def activation_format(ndim: int, block: int) -> Format:
 
 
 def weight_format(size: torch.Size, block: int) -> Format | None:
-    """The format of convolution weights of logical size (oc, ic / groups, kh, kw), from the shape alone.
+    """The format of convolution weights of logical size (oc, ic / groups, kd, kh, kw), from the shape alone.
 
-    One input channel a group (depthwise): ``Oihw16o``; fewer than a block: ``Ohwi16o``, whose taps run over real
-    channels only; else ``OIhw16i16o``. None for other ranks, whose convolutions have no blocked kernel.
+    One to three spatial dims. One input channel a group (depthwise): ``Oihw16o``; fewer than a block: ``Ohwi16o``,
+    whose taps run over real channels only; else ``OIhw16i16o``. None for other ranks.
     """
-    if len(size) != 4:
+    ndim = len(size)
+    if ndim not in (3, 4, 5):
         return None
     if size[1] == 1:
-        order, blocks = (0, 1, 2, 3), ((0, block),)
+        order, blocks = tuple(range(ndim)), ((0, block),)
     elif size[1] < block:
-        order, blocks = (0, 2, 3, 1), ((0, block),)
+        order, blocks = (0, *range(2, ndim), 1), ((0, block),)
     else:
-        order, blocks = (0, 1, 2, 3), ((1, block), (0, block))
+        order, blocks = tuple(range(ndim)), ((1, block), (0, block))
     return format_of(order, blocks)
 
 

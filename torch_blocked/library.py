@@ -1,6 +1,6 @@
 """The C++ operators' Python face: loading, shape-only kernels, autograd, the same in ATen operations.
 
-They take and return physical tensors. A blocking is a flat list (axis, size, axis, size, ...), outermost
+The operators take and return physical tensors. A blocking is a flat list (axis, size, axis, size, ...), outermost
 inner block first; a plain tensor's is empty.
 
 ``torch_blocked::reorder(src, size, src_blocking, dst_order, dst_blocking, dtype=None) -> dst``
@@ -9,9 +9,15 @@ inner block first; a plain tensor's is empty.
 
 ``torch_blocked::convolution(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding, dilation,
 groups, block, scale=None, shift=None, residual=None, activation="none") -> dst``
-    2-D convolution, float32. src is plain (n, ic, ih, iw) or blocked; weight plain or blocked, of logical size
-    (oc, ic / groups, kh, kw); dst is (n, ceil(oc / block), oh, ow, block). After the sum, in this order: + bias, *
-    scale + shift (a value a channel), + residual (laid out as dst), activation ("none", "relu", "relu6").
+    Convolution of 1, 2 or 3 spatial dims, float32. src is plain (n, ic, id, ih, iw) or blocked; weight plain or
+    blocked, of logical size (oc, ic / groups, kd, kh, kw); dst is (n, ceil(oc / block), od, oh, ow, block), d and h
+    absent where there are fewer dims. After the sum, in this order: + bias, * scale + shift (a value a channel),
+    + residual (laid out as dst), activation ("none", "relu", "relu6").
+
+``torch_blocked::convolution_transpose(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding,
+output_padding, block) -> dst``
+    Transposed convolution of 1 or 2 spatial dims, float32, without groups or dilation. src is blocked by `block`
+    channels, weight plain or blocked by channels, of logical size (ic, oc, kh, kw); dst as above.
 
 ``torch_blocked::pool(src, channels, output_size, mode, kernel=[], stride=[], padding=[], dilation=[],
 count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)``
@@ -48,6 +54,7 @@ ops = torch.ops.torch_blocked
 
 reorder_op = ops.reorder.default
 convolution_op = ops.convolution.default
+convolution_transpose_op = ops.convolution_transpose.default
 batch_norm_op = ops.batch_norm.default
 pool_op = ops.pool.default
 upsample_op = ops.upsample.default
@@ -224,16 +231,38 @@ def convolution_aten(
     activation: str = "none",
 ) -> Tensor:
     """`convolution` in ATen operations: any device, differentiable."""
-    size = (src.size(0), weight_size[1] * groups, src.size(2), src.size(3))
-    x = blocked_to_plain(src, size, src_blocking)
-    y = F.conv2d(x, blocked_to_plain(weight, weight_size, weight_blocking), bias, stride, padding, dilation, groups)
+    ndim = len(weight_size)
+    x = blocked_to_plain(src, (src.size(0), weight_size[1] * groups, *src.shape[2:ndim]), src_blocking)
+    w = blocked_to_plain(weight, weight_size, weight_blocking)
+    y = torch.convolution(x, w, bias, stride, padding, dilation, False, [0] * (ndim - 2), groups)
+    channels = (-1, *[1] * (ndim - 2))
     if scale is not None:
-        y = y * scale.view(-1, 1, 1)
+        y = y * scale.view(channels)
     if shift is not None:
-        y = y + shift.view(-1, 1, 1)
+        y = y + shift.view(channels)
     if residual is not None:
         y = y + blocked_to_plain(residual, y.shape, (1, block))
-    return plain_to_blocked(_ACTIVATIONS[activation](y), (0, 1, 2, 3), (1, block))
+    return plain_to_blocked(_ACTIVATIONS[activation](y), range(ndim), (1, block))
+
+
+def convolution_transpose_aten(
+    src: Tensor,
+    src_blocking: Sequence[int],
+    weight: Tensor,
+    weight_size: Sequence[int],
+    weight_blocking: Sequence[int],
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    block: int,
+) -> Tensor:
+    """`convolution_transpose` in ATen operations: any device, differentiable."""
+    ndim = len(weight_size)
+    x = blocked_to_plain(src, (src.size(0), weight_size[0], *src.shape[2:ndim]), src_blocking)
+    w = blocked_to_plain(weight, weight_size, weight_blocking)
+    y = torch.convolution(x, w, bias, stride, padding, [1] * (ndim - 2), True, output_padding, 1)
+    return plain_to_blocked(y, range(ndim), (1, block))
 
 
 def batch_norm_aten(
@@ -334,9 +363,30 @@ def _convolution_fake(
     **_: Tensor | str | None,
 ) -> Tensor:
     spatial = [
-        (src.size(2 + i) + 2 * padding[i] - dilation[i] * (weight_size[2 + i] - 1) - 1) // stride[i] + 1 for i in (0, 1)
+        (src.size(2 + i) + 2 * padding[i] - dilation[i] * (weight_size[2 + i] - 1) - 1) // stride[i] + 1
+        for i in range(len(weight_size) - 2)
     ]
     return src.new_empty([src.size(0), -(-weight_size[0] // block), *spatial, block])
+
+
+@torch.library.register_fake("torch_blocked::convolution_transpose")
+def _convolution_transpose_fake(
+    src: Tensor,
+    src_blocking: Sequence[int],
+    weight: Tensor,
+    weight_size: Sequence[int],
+    weight_blocking: Sequence[int],
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    block: int,
+) -> Tensor:
+    spatial = [
+        (src.size(2 + i) - 1) * stride[i] - 2 * padding[i] + weight_size[2 + i] + output_padding[i]
+        for i in range(len(weight_size) - 2)
+    ]
+    return src.new_empty([src.size(0), -(-weight_size[1] // block), *spatial, block])
 
 
 @torch.library.register_fake("torch_blocked::batch_norm")
@@ -399,6 +449,7 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
 
 _register_vjp("reorder", reorder_aten)
 _register_vjp("convolution", convolution_aten)
+_register_vjp("convolution_transpose", convolution_transpose_aten)
 _register_vjp("batch_norm", batch_norm_aten)
 _register_vjp("pool", pool_aten)
 _register_vjp("upsample", upsample_aten)

@@ -93,6 +93,11 @@ static double gain(const Conv& conv, const Algorithm& packing) {
   return without_packing(conv).seconds(conv) - packing.seconds(conv);
 }
 
+// What packed weights are kept as: one tensor serves src of several blocks.
+static std::string packing(const Algorithm& algorithm, const Conv& conv) {
+  return algorithm.name + std::to_string(conv.block);
+}
+
 void convolve(const Conv& conv, const WeightKey* key) {
   PackedWeights& kept = PackedWeights::instance();
   const Algorithm* algorithm = choose(conv, key ? kept.uses(*key, true) : 1).algorithm;
@@ -104,7 +109,7 @@ void convolve(const Conv& conv, const WeightKey* key) {
     pack(packed.data());
     return algorithm->run(with_weights(conv, wanted, packed.data()));
   }
-  if (const auto packed = kept.get(*key, algorithm->name, elements(wanted), gain(conv, *algorithm), pack))
+  if (const auto packed = kept.get(*key, packing(*algorithm, conv), elements(wanted), gain(conv, *algorithm), pack))
     return algorithm->run(with_weights(conv, wanted, packed->data()));
   const Algorithm& otherwise = without_packing(conv);
   otherwise.run(ReorderedWeights(conv, otherwise.weights(conv)).conv);
@@ -115,7 +120,7 @@ Choice explain(const Conv& conv, const WeightKey* key) {
   const Choice choice = choose(conv, key ? kept.uses(*key, false) : 1);
   if (choice.algorithm->pack == nullptr || key == nullptr) return choice;
   const int64_t count = elements(choice.algorithm->weights(conv));
-  if (kept.has(*key, choice.algorithm->name, count, gain(conv, *choice.algorithm))) return choice;
+  if (kept.has(*key, packing(*choice.algorithm, conv), count, gain(conv, *choice.algorithm))) return choice;
   return {&without_packing(conv), std::string("no room for the ") + std::to_string(count * sizeof(float)) +
                                       " bytes of " + choice.algorithm->name +
                                       "'s weights within max_bytes = " + std::to_string(kept.bound())};
@@ -129,6 +134,7 @@ MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::ve
     md.inner_idxs[md.inner_nblks] = axis;
     md.inner_blks[md.inner_nblks++] = size;
   }
+  if (order.size() == 4 && md.ndims == 5) order.insert(std::find(order.begin(), order.end(), 2), 4);
   int64_t stride = md.inner_numel();
   for (int i = md.ndims - 1; i >= 0; i--) {
     md.strides[order[i]] = stride;

@@ -1,9 +1,10 @@
-// 2-D convolution, f32: choose an algorithm, bring the weights to its format, run it.
+// Convolution of one to three spatial dims, f32: choose an algorithm, bring the weights to its format, run it.
 //
 // Each algorithm is one file and one entry of the list in conv.cpp; `reference` ends the list and takes everything.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,14 +24,25 @@ struct PostOps {
   float lower = 0, upper = 0;
 };
 
+// Where the dst of one phase of a transposed convolution lies (transposed.cpp): its pixels are every step-th row and
+// column of a dst of oh x ow.
+struct Phase {
+  int64_t step_h, step_w, oh, ow;
+};
+
 // Logical sizes. src is plain or blocked (n, ic, ih, iw); wei is plain or blocked (oc, ic / groups, kh, kw); dst is
 // nChw{block}c, dense, and every byte of it is written, its padding with zeros.
+//
+// One dim is a height of 1. Three: the depth is the last axis of src_md and wei_md, so that height and width are the
+// same axes with it and without; dst is nCdhw{block}c.
 struct Conv {
   int64_t n, groups, ic, ih, iw, oc, oh, ow, kh, kw;
   int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  int64_t id = 1, od = 1, kd = 1, stride_d = 1, pad_d = 0, dilation_d = 1;
   int64_t block;  // channels in a block of dst
+  std::optional<Phase> phase;
 
-  MemoryDesc src_md, wei_md, dst_md;
+  MemoryDesc src_md, wei_md;
   const float* src;
   const float* wei;
   float* dst;
@@ -40,8 +52,11 @@ struct Conv {
   int64_t group_ic() const { return ic / groups; }
   int64_t group_oc() const { return oc / groups; }
   int64_t oc_blocks() const { return (oc + block - 1) / block; }
-  int64_t dst_row() const { return ow * block; }
-  int64_t dst_plane() const { return oh * dst_row(); }
+  // Floats from one pixel, row, plane and block of channels of dst to the next.
+  int64_t dst_pixel() const { return phase ? phase->step_w * block : block; }
+  int64_t dst_row() const { return phase ? phase->step_h * phase->ow * block : ow * block; }
+  int64_t dst_plane() const { return phase ? phase->oh * phase->ow * block : oh * dst_row(); }
+  int64_t dst_block() const { return od * dst_plane(); }
   // The kernels whose vectors are one block wide, null where no build of them is.
   const ConvKernels* kernels() const;
 };
@@ -73,10 +88,15 @@ Choice choose(const Conv& conv, double uses);
 
 // Runs it, with weights kept between calls where there is a `key` to keep them under.
 void convolve(const Conv& conv, const WeightKey* key);
+// The transposed convolution whose src and dst are conv's and whose wei is (ic, oc, kh, kw): the gradient, with respect
+// to its src, of the convolution of these strides and paddings from dst to src. Dilation 1, no groups, 1 or 2 dims, src
+// blocked as dst, no residual.
+void convolve_transposed(const Conv& conv, const WeightKey* key);
 // What convolve would choose, without an effect on what is kept.
 Choice explain(const Conv& conv, const WeightKey* key);
 
-// The weights' descriptor with these dims: outer dims in the order `order`, then the inner blocks, all dense.
+// The weights' descriptor with these dims: outer dims in the order `order`, then the inner blocks, all dense. A depth
+// that the order does not name lies outside the height, wherever that is.
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks);
 // The index into depthwise_kw of the kernels that take a row of the filter at once; 0 where they go tap by tap.
 inline int depthwise_row(const Conv& conv) {

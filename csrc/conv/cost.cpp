@@ -29,17 +29,21 @@ double product_seconds(const Conv& c, double rows_of_src, double matrices) {
 
 }  // namespace
 
-double direct_seconds(const Conv& c) { return product_seconds(c, double(c.n * c.oh * c.ow), double(c.kh * c.kw)); }
+double direct_seconds(const Conv& c) {
+  return product_seconds(c, double(c.n * c.od * c.oh * c.ow), double(c.kd * c.kh * c.kw));
+}
 
 double winograd_seconds(const Conv& c, int64_t m) {
-  const double tiles = double(c.n * ((c.oh + m - 1) / m) * ((c.ow + m - 1) / m)), planes = double((m + 2) * (m + 2));
-  const double vectors = tiles * planes * (padded(c.ic, c.block) + padded(c.oc, c.block)) / double(c.block);
-  return product_seconds(c, tiles, planes) + vectors * core().transformed_vector / double(c.nthreads);
+  const double tiles = double(c.n * c.od * ((c.oh + m - 1) / m) * ((c.ow + m - 1) / m)), kd = double(c.kd);
+  const double planes = double((m + 2) * (m + 2));
+  const double vectors = tiles * planes * (padded(c.ic, c.block) * kd + padded(c.oc, c.block)) / double(c.block);
+  return product_seconds(c, tiles, planes * kd) + vectors * core().transformed_vector / double(c.nthreads);
 }
 
 double winograd_pack_seconds(const Conv& c, int64_t m) {
-  const double planes = double((m + 2) * (m + 2)), vectors = planes * padded(c.ic, c.block) * padded(c.oc, c.block);
-  return vectors / double(c.block) * 8 * core().transformed_vector / double(c.nthreads);
+  const double planes = double((m + 2) * (m + 2) * c.kd);
+  const double vectors = planes * padded(c.ic, c.block) * padded(c.oc, c.block) / double(c.block);
+  return vectors * 8 * core().transformed_vector / double(c.nthreads);
 }
 
 }  // namespace torch_blocked

@@ -11,7 +11,8 @@ namespace {
 
 bool can(const Conv& c) {
   return c.group_ic() == 1 && c.group_oc() == 1 && c.groups > 1 && c.stride_w <= depthwise_max_stride &&
-         c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block && c.kernels() != nullptr;
+         c.wei_md.ndims == 4 && c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block &&
+         c.kernels() != nullptr;
 }
 
 // The filter positions [begin, end) of `kernel` that lie inside src when its first is at `first`.

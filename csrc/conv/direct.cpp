@@ -2,7 +2,8 @@
 //
 // A tile of dst rows reads one window (window.h) of some channel blocks; all output channels of the tile are computed
 // from it, two blocks at a time, while it is in the cache. A 1x1 kernel of stride 1 needs no window: height and width
-// are one long row, read in place.
+// are one long row, read in place. With a depth each plane of dst is by itself: every pair of a channel block and a
+// plane of the filter counts as a channel block.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -32,7 +33,7 @@ struct Plan {
   std::vector<int64_t> taps;
   PaddedPostOps post_ops;
   bool flat;
-  int64_t ic_blocks, oc_blocks;  // of a group
+  int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
   int64_t ic_chunk;              // channel blocks in a window
   int64_t units, ntiles;         // dst rows (flat: runs of kernels.cols pixels) of an image, split into tiles
   bool split_oc;                 // threads share the output channels, not the tiles
@@ -43,9 +44,10 @@ struct Plan {
 };
 
 Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, c.block), taps(window.taps()), post_ops(c) {
-  flat = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
-         c.src_md.strides[3] == c.block && (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
-  ic_blocks = (c.group_ic() + c.block - 1) / c.block;
+  flat = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 && c.oh == c.ih &&
+         c.ow == c.iw && c.kd == 1 && c.pad_d == 0 && c.src_md.strides[3] == c.block &&
+         (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
+  ic_blocks = (c.group_ic() + c.block - 1) / c.block * c.kd;
   oc_blocks = (c.group_oc() + c.block - 1) / c.block;
   choose_tiles();
 }
@@ -64,16 +66,16 @@ void Plan::choose_tiles() {
     while (tile < units && bytes(tile + 1) <= window_budget) tile++;
   }
   ntiles = (units + tile - 1) / tile;
-  const int64_t wei_size = conv.oc * conv.group_ic() * conv.kh * conv.kw;
-  const int64_t src_size = conv.n * conv.ic * conv.ih * conv.iw;
+  const int64_t wei_size = conv.oc * conv.group_ic() * conv.kd * conv.kh * conv.kw;
+  const int64_t src_size = conv.n * conv.ic * conv.id * conv.ih * conv.iw, planes = conv.n * conv.od;
   split_oc = wei_size > src_size && conv.groups * oc_pairs() >= conv.nthreads;
-  if (!split_oc && conv.n * ntiles % conv.nthreads != 0)  // the same number of tiles for each thread
+  if (!split_oc && planes * ntiles % conv.nthreads != 0)  // the same number of tiles for each thread
     ntiles = std::min(units, (ntiles + conv.nthreads - 1) / conv.nthreads * conv.nthreads);
 }
 
-// One tile: dst rows [row, row + rows), columns [col, col + cols) of image n, some channel blocks of src.
+// One tile: dst rows [row, row + rows), columns [col, col + cols) of image n at depth od, some channel blocks of src.
 struct Tile {
-  int64_t n, row, rows, col, cols;
+  int64_t n, od, row, rows, col, cols;
   int64_t ic_begin, ic_end;
   const float* src;  // the window's first channel block, or src at this tile (flat)
   int64_t src_block, src_row;
@@ -94,6 +96,33 @@ TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows) {
   return {begin, std::max(begin, rows_above(c.ih, first))};
 }
 
+// Some pixels of a tile and blocks of output channels: what one call of a kernel computes.
+struct Part {
+  int64_t row, col, rows, cols, blocks;
+};
+
+// The call where neighbours of dst lie apart (a phase): they are computed side by side, then put in their places.
+void run_apart(const Conv& c, ConvKernel kernel, ConvArgs a, const Part& part) {
+  float pixels[2 * conv_max_cols * 16];
+  float* const dst = a.dst;
+  const auto each_pixel = [&](const auto& copy) {
+    for (int64_t b = 0, i = 0; b < part.blocks; b++)
+      for (int64_t r = 0; r < part.rows; r++) {
+        int64_t row = part.row + r + part.col / c.ow, col = part.col % c.ow;  // flat: the call may begin in any row
+        for (int64_t j = 0; j < part.cols; j++, i++) {
+          copy(pixels + i * c.block, dst + b * c.dst_block() + row * c.dst_row() + col * c.dst_pixel());
+          if (++col == c.ow) col = 0, row++;
+        }
+      }
+  };
+  if (!a.first) each_pixel([&](float* near, const float* far) { std::copy_n(far, c.block, near); });
+  a.dst = pixels;
+  a.dst_row = part.cols * c.block;
+  a.dst_block = part.rows * a.dst_row;
+  kernel(a);
+  each_pixel([&](const float* near, float* far) { std::copy_n(near, c.block, far); });
+}
+
 // A pair of output channel blocks (one where the group has an odd number) over the whole tile.
 void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, bool prefetch) {
   const Conv& c = plan.conv;
@@ -108,7 +137,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   const int64_t wei_tap = a.lanes * c.block;
   a.wei_ic_block = c.kh * c.kw * wei_tap;
   const float* const wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.wei_ic_block;
-  a.dst_block = c.dst_plane();
+  a.dst_block = c.dst_block();
   a.dst_row = dst_row;
   a.first = tile.ic_begin == 0;
   a.last = tile.ic_end == plan.ic_blocks;
@@ -116,6 +145,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
   const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
+  const int64_t plane = (tile.n * c.oc_blocks() + first_block) * c.dst_block() + tile.od * c.dst_plane();
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pairs_of_rows && row + 1 < tile.rows;
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
@@ -127,14 +157,15 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
       split(tile.cols, ncalls, call, begin, end);
       a.src = tile.src + row * tile.src_row + begin * c.block;
       a.src_prefetch = prefetch ? (end - begin) * c.block : 0;
-      const int64_t offset = (tile.n * c.oc_blocks() + first_block) * c.dst_plane() + (tile.row + row) * dst_row +
-                             (tile.col + begin) * c.block;
-      a.dst = c.dst + offset;
-      a.epilogue = plan.post_ops.at(first_block, blocks, offset);
-      if (two)
-        plan.kernels.two_rows[blocks - 1][end - begin - 1](a);
+      const int64_t last = end - begin - 1;
+      const ConvKernel kernel = two ? plan.kernels.two_rows[blocks - 1][last] : plan.kernels.one_row[blocks - 1][last];
+      const int64_t pixel = (tile.row + row) * dst_row + (tile.col + begin) * c.block;
+      a.epilogue = plan.post_ops.at(first_block, blocks, plane + pixel);
+      a.dst = c.dst + plane + (c.phase ? 0 : pixel);
+      if (c.phase)
+        run_apart(c, kernel, a, {tile.row + row, tile.col + begin, two ? 2 : 1, end - begin, blocks});
       else
-        plan.kernels.one_row[blocks - 1][end - begin - 1](a);
+        kernel(a);
     }
     row += two ? 2 : 1;
   }
@@ -144,9 +175,9 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
 void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
   const Conv& c = plan.conv;
   const int64_t* strides = c.src_md.strides;
-  const float* const src = c.src + tile.n * strides[0] + (group * plan.ic_blocks + tile.ic_begin) * strides[1];
+  const float* const src = c.src + tile.n * strides[0] + group * (plan.ic_blocks / c.kd) * strides[1];
   if (plan.flat) {
-    tile.src = src + tile.col * c.block;
+    tile.src = src + tile.ic_begin * strides[1] + tile.od * c.stride_d * strides[4] + tile.col * c.block;
     tile.src_block = strides[1];
     tile.src_row = 0;
     return;
@@ -154,15 +185,17 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
   tile.src = scratch;
   tile.src_block = plan.window.size(tile.rows);
   tile.src_row = plan.window.rows_per_dst * plan.window.row_size;
-  for (int64_t k = 0; k < tile.ic_end - tile.ic_begin; k++)
-    plan.window.fill(src + k * strides[1], tile.row, tile.rows, scratch + k * tile.src_block, plan.kernels.copy_pixels);
+  for (int64_t k = tile.ic_begin; k < tile.ic_end; k++, scratch += tile.src_block)
+    plan.window.fill(src + k / c.kd * strides[1], tile.od, k % c.kd, tile.row, tile.rows, scratch,
+                     plan.kernels.copy_pixels);
 }
 
 void compute_tile(const Plan& plan, int64_t index, int64_t pair_begin, int64_t pair_end) {
   Tile tile;
   int64_t begin, end;
   split(plan.units, plan.ntiles, index % plan.ntiles, begin, end);
-  tile.n = index / plan.ntiles;
+  tile.n = index / plan.ntiles / plan.conv.od;
+  tile.od = index / plan.ntiles % plan.conv.od;
   tile.row = plan.flat ? 0 : begin;
   tile.rows = plan.flat ? 1 : end - begin;
   tile.col = plan.flat ? begin * plan.kernels.cols : 0;
@@ -182,7 +215,7 @@ void compute_tile(const Plan& plan, int64_t index, int64_t pair_begin, int64_t p
 
 void run(const Conv& c) {
   const Plan plan(c);
-  const int64_t ntiles = c.n * plan.ntiles, npairs = c.groups * plan.oc_pairs();
+  const int64_t ntiles = c.n * c.od * plan.ntiles, npairs = c.groups * plan.oc_pairs();
   parallel(c.nthreads, [&](int64_t thread, int64_t team) {
     int64_t tile_begin = 0, tile_end = ntiles, pair_begin = 0, pair_end = npairs;
     if (plan.split_oc)

@@ -1,7 +1,7 @@
 // Convolution of a plain src, whatever its strides: the first layer of a network, which reads an image of few channels.
 //
-// The window holds one plane a channel, and the filter's taps run over rows, columns and channels, so the sum is one
-// loop over a table; dst is blocked.
+// The window holds one plane a channel (and filter plane), and the filter's taps run over rows, columns and channels,
+// so the sum is one loop over a table; dst is blocked.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "window.h"
@@ -22,22 +22,24 @@ struct Plan {
   Window window;
   PaddedPostOps post_ops;
   int64_t ntiles;  // of an image, each some dst rows
-  int64_t plane;   // floats from one channel's window to the next
+  int64_t plane;   // floats from one plane's window to the next
   std::vector<int64_t> taps;
 
   explicit Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, 1), post_ops(c) {
     int64_t tile = 1;
-    while (tile < most_rows && c.ic * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
+    while (tile < most_rows && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
     ntiles = (c.oh + tile - 1) / tile;
-    if (c.n * ntiles % c.nthreads != 0) ntiles = std::min(c.oh, (ntiles + c.nthreads - 1) / c.nthreads * c.nthreads);
+    if (c.n * c.od * ntiles % c.nthreads != 0)
+      ntiles = std::min(c.oh, (ntiles + c.nthreads - 1) / c.nthreads * c.nthreads);
     plane = window.size((c.oh + ntiles - 1) / ntiles);
-    for (const int64_t tap : window.taps())
-      for (int64_t channel = 0; channel < c.ic; channel++) taps.push_back(tap + channel * plane);
+    for (int64_t kd = 0; kd < c.kd; kd++)
+      for (const int64_t tap : window.taps())
+        for (int64_t channel = 0; channel < c.ic; channel++) taps.push_back(tap + (kd * c.ic + channel) * plane);
   }
 };
 
-// One dst row of one or two blocks of output channels.
-void compute_row(const Plan& plan, const float* window_row, int64_t n, int64_t oh, int64_t oc_block) {
+// One dst row of one or two blocks of output channels; `dst` is the offset of the row in block 0.
+void compute_row(const Plan& plan, const float* window_row, int64_t dst, int64_t oc_block) {
   const Conv& c = plan.conv;
   const int64_t blocks = std::min<int64_t>(2, c.oc_blocks() - oc_block);
   ConvArgs a{};
@@ -46,13 +48,13 @@ void compute_row(const Plan& plan, const float* window_row, int64_t n, int64_t o
   a.nblocks = a.lanes = 1;
   a.wei_block = c.wei_md.strides[0];
   a.wei = c.wei + oc_block * a.wei_block;
-  a.dst_block = c.dst_plane();
+  a.dst_block = c.dst_block();
   a.first = a.last = true;
   const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols;
   for (int64_t call = 0; call < ncalls; call++) {
     int64_t begin, end;
     split(c.ow, ncalls, call, begin, end);
-    const int64_t offset = (n * c.oc_blocks() + oc_block) * c.dst_plane() + oh * c.dst_row() + begin * c.block;
+    const int64_t offset = dst + oc_block * c.dst_block() + begin * c.block;
     a.src = window_row + begin;
     a.dst = c.dst + offset;
     a.epilogue = plan.post_ops.at(oc_block, blocks, offset);
@@ -62,20 +64,22 @@ void compute_row(const Plan& plan, const float* window_row, int64_t n, int64_t o
 
 void run(const Conv& c) {
   const Plan plan(c);
-  parallel_for(c.n * plan.ntiles, c.nthreads, [&](int64_t tile_begin, int64_t tile_end) {
-    float* const window = Scratch::get(c.ic * plan.plane);
+  parallel_for(c.n * c.od * plan.ntiles, c.nthreads, [&](int64_t tile_begin, int64_t tile_end) {
+    float* const window = Scratch::get(c.ic * c.kd * plan.plane);
     for (int64_t tile = tile_begin; tile < tile_end; tile++) {
-      const int64_t n = tile / plan.ntiles;
+      const int64_t n = tile / plan.ntiles / c.od, od = tile / plan.ntiles % c.od;
       int64_t row_begin, row_end;
       split(c.oh, plan.ntiles, tile % plan.ntiles, row_begin, row_end);
       const float* const src = c.src + n * c.src_md.strides[0];
-      for (int64_t channel = 0; channel < c.ic; channel++)
-        plan.window.fill(src + channel * c.src_md.strides[1], row_begin, row_end - row_begin,
-                         window + channel * plan.plane, plan.kernels.copy_plain);
+      for (int64_t kd = 0; kd < c.kd; kd++)
+        for (int64_t channel = 0; channel < c.ic; channel++)
+          plan.window.fill(src + channel * c.src_md.strides[1], od, kd, row_begin, row_end - row_begin,
+                           window + (kd * c.ic + channel) * plan.plane, plan.kernels.copy_plain);
+      const int64_t dst = n * c.oc_blocks() * c.dst_block() + od * c.dst_plane();
       for (int64_t oc_block = 0; oc_block < c.oc_blocks(); oc_block += 2)  // two blocks' weights stay in L1
         for (int64_t oh = row_begin; oh < row_end; oh++) {
           const int64_t row = (oh - row_begin) * plan.window.rows_per_dst * plan.window.row_size;
-          compute_row(plan, window + row, n, oh, oc_block);
+          compute_row(plan, window + row, dst + oh * c.dst_row(), oc_block);
         }
     }
   });

@@ -13,7 +13,8 @@ namespace {
 constexpr int64_t window_budget = 256 << 10, sum_budget = 24 << 10;
 
 bool can(const Conv& c) {
-  return c.groups > 1 && c.src_md.single_block(1) == c.block && c.block <= max_lanes && c.kernels() != nullptr;
+  return c.groups > 1 && c.wei_md.ndims == 4 && c.src_md.single_block(1) == c.block && c.block <= max_lanes &&
+         c.kernels() != nullptr;
 }
 
 // Rows of taps are read with the column stride, single taps from columns sorted by phase.

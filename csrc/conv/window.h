@@ -49,6 +49,17 @@ struct Window {
     return all;
   }
 
+  // As below, of the plane of src that plane `kd` of the filter reads for plane `od` of dst; zeros in the padding.
+  template <class Copy>
+  void fill(const float* src, int64_t od, int64_t kd, int64_t oh, int64_t dst_rows, float* window,
+            const Copy& copy) const {
+    const int64_t id = od * conv.stride_d - conv.pad_d + kd * conv.dilation_d;
+    if (id < 0 || id >= conv.id)
+      std::fill_n(window, size(dst_rows), 0.f);
+    else
+      fill(src + id * conv.src_md.strides[4], oh, dst_rows, window, copy);
+  }
+
   // Fills the window of `dst_rows` rows from dst row `oh` on; copy(row, column stride, to, n) copies n pixels.
   template <class Copy>
   void fill(const float* src, int64_t oh, int64_t dst_rows, float* window, const Copy& copy) const {

@@ -2,7 +2,8 @@
 //
 // A run of dst tiles goes through three steps inside one core's L2: their src tiles are transformed, each of the
 // (m + 2)^2 elements becomes a matrix product over the input channels, and the products of two output blocks at a time
-// are transformed back, post-ops included. Neither transformed tensor is ever whole in memory.
+// are transformed back, post-ops included. Neither transformed tensor is ever whole in memory. With a depth, every pair
+// of a channel block and a plane of the filter counts as a channel block of one plane of dst, as in direct.cpp.
 #include "../kernels/winograd.h"
 
 #include "../parallel.h"
@@ -23,7 +24,7 @@ const WinogradKernels* kernels(const Conv& c) {
 
 bool can(const Conv& c) {
   return c.kh == 3 && c.kw == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1 &&
-         c.groups == 1 && c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block &&
+         c.groups == 1 && !c.phase && c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block &&
          c.kernels() != nullptr && kernels(c) != nullptr;
 }
 
@@ -32,14 +33,17 @@ template <int M>
 MemoryDesc weights(const Conv& c) {
   MemoryDesc dims_of = c.wei_md;
   dims_of.dims[2] = dims_of.dims[3] = M + 2;
-  return dense_desc(dims_of, {2, 3, 0, 1}, {{1, c.block}, {0, c.block}});
+  std::vector<int> order = {2, 3, 0, 1};
+  if (dims_of.ndims == 5) order.push_back(4);
+  return dense_desc(dims_of, order, {{1, c.block}, {0, c.block}});
 }
 
 void transform_weights(const Conv& given, const WinogradTransforms& transforms, const MemoryDesc& wanted,
                        float* packed) {
   const ReorderedWeights reordered(given, dense_desc(given.wei_md, {0, 1, 2, 3}, {{1, given.block}, {0, given.block}}));
   const Conv& c = reordered.conv;
-  const int64_t ic_blocks = c.wei_md.outer(1), vectors = ic_blocks * c.block;  // of output channels, in a block of them
+  const int64_t ic_blocks = c.wei_md.outer(1) * c.kd,
+                vectors = ic_blocks * c.block;  // of output channels, in a block of them
   const int64_t matrix = c.block * c.block, wei_block = ic_blocks * 9 * matrix;
   parallel_for(c.oc_blocks() * vectors, c.nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
@@ -58,9 +62,9 @@ struct Plan {
   PaddedPostOps post_ops;
   int64_t size, planes;  // of a transformed tile: elements along an edge, and all
   int64_t tile_rows, tile_cols, ntiles;
-  int64_t ic_blocks, oc_blocks;
-  int64_t group;             // output blocks between two transforms back
-  int64_t nruns, run_tiles;  // runs, and the most tiles in one
+  int64_t ic_blocks, oc_blocks;  // those of ic times the filter's depth
+  int64_t group;                 // output blocks between two transforms back
+  int64_t nruns, run_tiles;      // runs, and the most tiles in one
   bool split_oc;
 
   Plan(const Conv& c, const WinogradTransforms& t);
@@ -80,8 +84,8 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t) : conv(c), gemm(*c.kernel
   planes = size * size;
   tile_rows = (c.oh + t.m - 1) / t.m;
   tile_cols = (c.ow + t.m - 1) / t.m;
-  ntiles = c.n * tile_rows * tile_cols;
-  ic_blocks = c.wei_md.outer(1);
+  ntiles = c.n * c.od * tile_rows * tile_cols;
+  ic_blocks = c.wei_md.outer(1) * c.kd;
   oc_blocks = c.oc_blocks();
   const int64_t wei_bytes = planes * ic_blocks * oc_blocks * c.block * c.block * sizeof(float);
   const bool long_runs = wei_bytes > most_reread_weights;
@@ -94,11 +98,12 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t) : conv(c), gemm(*c.kernel
   run_tiles = (ntiles + nruns - 1) / nruns;
 }
 
-// A tile's place: its image and its first dst pixel.
+// A tile's place: its image and depth, and its first dst pixel.
 struct Tile {
-  int64_t n, row, col;
+  int64_t n, od, row, col;
   Tile(const Plan& p, int64_t index)
-      : n(index / (p.tile_rows * p.tile_cols)),
+      : n(index / (p.tile_rows * p.tile_cols * p.conv.od)),
+        od(index / (p.tile_rows * p.tile_cols) % p.conv.od),
         row(index / p.tile_cols % p.tile_rows * p.transforms.m),
         col(index % p.tile_cols * p.transforms.m) {}
 };
@@ -107,12 +112,16 @@ struct Tile {
 void transform_src(const Plan& plan, const Tile& tile, int64_t ic_block, float* edge, float* dst) {
   const Conv& c = plan.conv;
   const int64_t top = tile.row - c.pad_h, left = tile.col - c.pad_w, size = plan.size, src_row = c.src_md.strides[2];
-  const float* const src = c.src + tile.n * c.src_md.strides[0] + ic_block * c.src_md.strides[1];
-  if (top >= 0 && left >= 0 && top + size <= c.ih && left + size <= c.iw)
+  const int64_t id = tile.od * c.stride_d - c.pad_d + ic_block % c.kd * c.dilation_d;
+  const bool inside = id >= 0 && id < c.id;
+  const float* const src = c.src + tile.n * c.src_md.strides[0] + ic_block / c.kd * c.src_md.strides[1] +
+                           (inside ? id : 0) * c.src_md.strides[4];
+  if (inside && top >= 0 && left >= 0 && top + size <= c.ih && left + size <= c.iw)
     return plan.transforms.src(src + top * src_row + left * c.block, src_row, dst, plan.src_plane());
   const int64_t col_begin = std::clamp<int64_t>(-left, 0, size), col_end = std::clamp(c.iw - left, col_begin, size);
   std::fill_n(edge, plan.planes * c.block, 0.f);
-  for (int64_t y = std::max<int64_t>(0, -top); y < std::min(size, c.ih - top); y++)
+  const int64_t row_end = inside ? std::min(size, c.ih - top) : 0;
+  for (int64_t y = std::max<int64_t>(0, -top); y < row_end; y++)
     plan.gemm.copy_pixels(src + (top + y) * src_row + (left + col_begin) * c.block, c.block,
                           edge + (y * size + col_begin) * c.block, col_end - col_begin);
   plan.transforms.src(edge, size * c.block, dst, plan.src_plane());
@@ -149,8 +158,8 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
 
 void transform_dst(const Plan& plan, const Tile& tile, int64_t oc_block, const float* products) {
   const Conv& c = plan.conv;
-  const int64_t offset =
-      (tile.n * plan.oc_blocks + oc_block) * c.dst_plane() + tile.row * c.dst_row() + tile.col * c.block;
+  const int64_t offset = (tile.n * plan.oc_blocks + oc_block) * c.dst_block() + tile.od * c.dst_plane() +
+                         tile.row * c.dst_row() + tile.col * c.block;
   plan.transforms.dst(products, plan.dst_plane(), c.dst + offset, c.dst_row(),
                       std::min(plan.transforms.m, c.oh - tile.row), std::min(plan.transforms.m, c.ow - tile.col),
                       plan.post_ops.at(oc_block, 1, offset));

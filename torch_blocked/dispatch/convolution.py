@@ -1,4 +1,4 @@
-"""Convolution: formats chosen, then `torch_blocked::convolution`."""
+"""Convolution: formats chosen, then `torch_blocked::convolution` or `torch_blocked::convolution_transpose`."""
 
 from __future__ import annotations
 
@@ -33,23 +33,38 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Tensor:
-    """2-D, float32: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
-    window = [v * 2 if len(v) == 1 else v for v in (stride, padding, dilation)]
-    if transposed or not _has_kernel(x, weight, bias, groups) or not _is_window(*window):
+    """1-D to 3-D, float32: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
+    spatial = x.dim() - 2
+    window = [v * spatial if len(v) == 1 else v for v in (stride, padding, dilation)]
+    if transposed and _has_transposed_kernel(x, weight, bias, *window, output_padding, groups):
+        return _convolution_transpose(x, weight, bias, *window[:2], output_padding)
+    if transposed or not _has_kernel(x, weight, bias, groups) or not _is_window(spatial, *window):
         return fallback(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     block, src, src_blocking = _source(x, weight, groups)
-    if isinstance(weight, BlockedTensor):
-        wei, wei_blocking = weight._physical, weight._blocking
-    else:
-        wei, wei_blocking = weight, _PLAIN
+    wei, wei_blocking = _physical(weight)
     if wei_blocking.block(0) != block:  # packed by the operator on every call
         counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
     physical = library.convolution_op(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
         *window, groups, block,
     )  # fmt: skip
-    n, _, oh, ow, _ = physical.shape
-    return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[0], oh, ow))
+    n, _, *spatial, _ = physical.shape
+    return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[0], *spatial))
+
+
+def _convolution_transpose(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], output_padding: list[int]
+) -> BlockedTensor:
+    """1-D and 2-D, float32; the weight is (ic, oc, kh, kw), packed by the operator on every call."""
+    block = _kernel_block(x, weight)
+    wei, wei_blocking = _physical(weight)
+    counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
+    physical = library.convolution_transpose_op(
+        reorder.to_blocking(x, _CHANNELS[block]), (1, block), wei, weight.shape, sum(wei_blocking, ()),
+        reorder.to_plain(bias), stride, padding, output_padding, block,
+    )  # fmt: skip
+    n, _, *spatial, _ = physical.shape
+    return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[1], *spatial))
 
 
 @register(aten.conv2d.default)
@@ -74,30 +89,73 @@ def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> 
     """Whether the operator takes these arguments; those that are wrong are left to PyTorch, which says why."""
     src, wei = x.shape, weight.shape
     return (
-        len(src) == len(wei) == 4
+        _are_for_kernels(x, weight, bias, src, wei)
         and src[1] == wei[1] * groups
         and wei[0] % groups == 0
+        and (groups == 1 or len(wei) < 5)  # with a depth only the reference takes groups
+        and (bias is None or bias.shape == wei[:1])
+    )
+
+
+def _has_transposed_kernel(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    output_padding: list[int],
+    groups: int,
+) -> bool:
+    """As `_has_kernel`, of the transposed convolution."""
+    src, wei = x.shape, weight.shape
+    spatial = len(src) - 2
+    if groups != 1 or spatial not in (1, 2) or not _are_for_kernels(x, weight, bias, src, wei):
+        return False
+    if not _is_window(spatial, stride, padding, dilation) or max(dilation) > 1 or len(output_padding) != spatial:
+        return False
+    window = zip(src[2:], wei[2:], stride, padding, output_padding, strict=True)
+    return (
+        src[1] == wei[0]
+        and (bias is None or bias.shape == wei[1:2])
+        and all(0 <= out < s and (n - 1) * s - 2 * pad + k + out > 0 for n, k, s, pad, out in window)
+        and not (isinstance(weight, BlockedTensor) and max(weight._blocking.axes) > 1)
+    )
+
+
+def _are_for_kernels(x: Tensor, weight: Tensor, bias: Tensor | None, src: torch.Size, wei: torch.Size) -> bool:
+    return (
+        3 <= len(src) == len(wei) <= 5
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
         and x.device.type == "cpu"
         and 0 not in wei
         and 0 not in src[1:]
-        and (bias is None or (bias.dtype is torch.float32 and bias.shape == wei[:1]))
+        and (bias is None or bias.dtype is torch.float32)
     )
 
 
-def _is_window(stride: list[int], padding: list[int], dilation: list[int]) -> bool:
-    return len(stride) == len(padding) == len(dilation) == 2 and min(*stride, *dilation) > 0 and min(padding) >= 0
+def _is_window(spatial: int, stride: list[int], padding: list[int], dilation: list[int]) -> bool:
+    """Whether these are as many numbers as there are spatial dims, and none that PyTorch refuses."""
+    return len(stride) == len(padding) == len(dilation) == spatial and min(*stride, *dilation) > 0 and min(padding) >= 0
+
+
+def _physical(weight: Tensor) -> tuple[Tensor, Blocking]:
+    return (weight._physical, weight._blocking) if isinstance(weight, BlockedTensor) else (weight, _PLAIN)
+
+
+def _kernel_block(x: Tensor, weight: Tensor) -> int:
+    """The answer's block: that of x, else of the weight, where this CPU's kernels take it."""
+    kernel_blocks = library.kernel_blocks()
+    if isinstance(x, BlockedTensor) and x._blocking in _CHANNELS.values() and x._blocking[0][1] in kernel_blocks:
+        return x._blocking[0][1]
+    block = weight._blocking.block(0) if isinstance(weight, BlockedTensor) else 0
+    return block if block in kernel_blocks else kernel_blocks[0]
 
 
 def _source(x: Tensor, weight: Tensor, groups: int) -> tuple[int, Tensor, Blocking]:
     """The answer's block, and src's physical tensor and blocking, reordered where no kernel reads it as it is."""
-    kernel_blocks = library.kernel_blocks()
-    if isinstance(x, BlockedTensor) and x._blocking in _CHANNELS.values() and x._blocking[0][1] in kernel_blocks:
-        return x._blocking[0][1], x._physical, x._blocking
-    block = weight._blocking.block(0) if isinstance(weight, BlockedTensor) else 0
-    if block not in kernel_blocks:
-        block = kernel_blocks[0]
+    block = _kernel_block(x, weight)
     # An image of few channels is read as it lies.
     if not isinstance(x, BlockedTensor) and groups == 1 and x.size(1) < block:
         return block, x, _PLAIN
@@ -116,23 +174,23 @@ def algorithm(
     x: Tensor,
     weight: Tensor,
     *,
-    stride: int | tuple[int, int] = 1,
-    padding: int | tuple[int, int] = 0,
-    dilation: int | tuple[int, int] = 1,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Algorithm:
     """The algorithm that ``F.conv2d(x, weight, None, stride, padding, dilation, groups)`` would run, not run.
 
     ``name`` is "first" (src plain), "direct", "winograd_f2", "winograd_f4", "depthwise" (groups too), "reference", or
     "fallback" where PyTorch computes it on plain tensors; ``reason`` says what decided, with the estimated times where
-    there was a choice. x is (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32.
+    there was a choice. x is (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32; one or three spatial dims too.
     """
-    window = [[v, v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
-    if not _has_kernel(x, weight, None, groups) or not _is_window(*window):
-        return Algorithm("fallback", "the operator takes 2-D float32 convolutions whose sizes match")
+    spatial = x.dim() - 2
+    window = [[v] * spatial if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
+    if not _has_kernel(x, weight, None, groups) or not _is_window(spatial, *window):
+        return Algorithm("fallback", "the operator takes 1-D to 3-D float32 convolutions whose sizes match")
     block, src, src_blocking = _source(x, weight, groups)
-    blocked = isinstance(weight, BlockedTensor)
-    wei, wei_blocking = (weight._physical, weight._blocking) if blocked else (weight, _PLAIN)
+    wei, wei_blocking = _physical(weight)
     return Algorithm(*library.ops.convolution_algorithm(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), *window, groups, block
     ))  # fmt: skip
