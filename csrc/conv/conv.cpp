@@ -11,8 +11,7 @@
 
 namespace torch_blocked {
 
-static const Algorithm* const algorithms[] = {&conv_first, &conv_direct, &conv_depthwise, &conv_grouped,
-                                              &conv_reference};
+static const Algorithm* const algorithms[] = {&conv_first, &conv_direct, &conv_depthwise, &conv_reference};
 // What a convolution that runs direct can be done by instead.
 static const struct {
   const Algorithm* algorithm;
@@ -141,13 +140,6 @@ MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::ve
     stride *= md.outer(order[i]);
   }
   return md;
-}
-
-MemoryDesc vector_weights(const Conv& c) {
-  const MemoryDesc& md = c.wei_md;
-  const int last = md.inner_nblks - 1;
-  if (last >= 0 && md.inner_idxs[last] == 0 && md.inner_blks[last] == c.block && md.block(0) == c.block) return md;
-  return dense_desc(md, {0, 1, 2, 3}, {{0, c.block}});
 }
 
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b) {

@@ -98,14 +98,6 @@ Choice explain(const Conv& conv, const WeightKey* key);
 // The weights' descriptor with these dims: outer dims in the order `order`, then the inner blocks, all dense. A depth
 // that the order does not name lies outside the height, wherever that is.
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks);
-// The index into depthwise_kw of the kernels that take a row of the filter at once; 0 where they go tap by tap.
-inline int depthwise_row(const Conv& conv) {
-  const auto* const found = std::find(std::begin(depthwise_kw), std::end(depthwise_kw), conv.kw);
-  return conv.dilation_w == 1 && found != std::end(depthwise_kw) ? int(found - std::begin(depthwise_kw)) : 0;
-}
-
-// What multiplies vectors of filters wants: any format whose innermost block is one of output channels, else Oihw{b}o.
-MemoryDesc vector_weights(const Conv& conv);
 // The same dims, strides (but where a dim is 1 they do not matter) and blocks.
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
 
@@ -139,7 +131,6 @@ class PaddedPostOps {
   std::vector<float> bias_, scale_, shift_, keep_;
 };
 
-extern const Algorithm conv_first, conv_winograd_f4, conv_winograd_f2, conv_direct, conv_depthwise, conv_grouped,
-    conv_reference;
+extern const Algorithm conv_first, conv_winograd_f4, conv_winograd_f2, conv_direct, conv_depthwise, conv_reference;
 
 }  // namespace torch_blocked

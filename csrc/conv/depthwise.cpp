@@ -1,8 +1,11 @@
-// Depthwise convolution of a blocked src: one channel a group, so a block of channels is one vector throughout.
+// Grouped convolution of a blocked src, any number of channels a group; depthwise is one channel a group.
 //
-// src is read where it lies. The columns of dst fall into runs whose filters have the same columns inside src, and each
-// run has its own list of taps; the rows of the filter that are inside are a part of that list. So there is neither a
-// copy of src nor a case for the edges.
+// Output channel o of a block reads the src channels of its group. With the j-th of them brought into lane o, a grouped
+// convolution is a sum over j of depthwise ones: vectors of filters times vectors of pixels, no lane wasted.
+//
+// src is read where it lies. The kernels for whole rows of the filter pass over the pixels in the padding. For filters
+// that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
+// list of taps. The rows of the filter that are inside are a part of the list.
 #include "../parallel.h"
 #include "conv.h"
 
@@ -10,9 +13,16 @@ namespace torch_blocked {
 namespace {
 
 bool can(const Conv& c) {
-  return c.group_ic() == 1 && c.group_oc() == 1 && c.groups > 1 && c.stride_w <= depthwise_max_stride &&
-         c.wei_md.ndims == 4 && c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block &&
-         c.kernels() != nullptr;
+  return c.groups > 1 && c.src_md.single_block(1) == c.block && c.block <= max_lanes && c.kernels() != nullptr;
+}
+
+bool is_depthwise(const Conv& c) { return c.group_ic() == 1 && c.group_oc() == 1; }
+
+// Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
+// pixel.
+int64_t column_stride(const Conv& c) {
+  const int64_t stride = c.stride_w * c.src_md.strides[3];
+  return stride % c.block == 0 && stride <= depthwise_max_stride * c.block ? stride / c.block : 0;
 }
 
 // The filter positions [begin, end) of `kernel` that lie inside src when its first is at `first`.
@@ -24,8 +34,8 @@ struct Inside {
   bool operator==(const Inside&) const = default;
 };
 
-// Dst columns [begin, end) with the same filter columns inside src; `taps` are those of all filter rows, row by row,
-// and a whole row of them may be one.
+// Dst columns [begin, end) with one list of taps: those of all filter rows, row by row. A whole row of them may be one,
+// and then takes columns at the edges too.
 struct ColumnRun {
   int64_t begin, end;
   int row_kernel;  // index into depthwise_kw
@@ -38,65 +48,144 @@ struct Plan {
   const ConvKernels& kernels;
   PaddedPostOps post_ops;
   std::vector<ColumnRun> runs;
+  std::vector<Inside> rows;  // of the filter, for each dst row
 
   explicit Plan(const Conv& c);
   Inside columns(int64_t ow) const { return {ow * conv.stride_w - conv.pad_w, conv.kw, conv.dilation_w, conv.iw}; }
-  Inside rows(int64_t oh) const { return {oh * conv.stride_h - conv.pad_h, conv.kh, conv.dilation_h, conv.ih}; }
+  Inside planes(int64_t od) const { return {od * conv.stride_d - conv.pad_d, conv.kd, conv.dilation_d, conv.id}; }
 };
 
+// The index into depthwise_kw of the kernels that take a row of the filter at once; 0 where they go tap by tap.
+int row_kernel(const Conv& c) {
+  const auto* const found = std::find(std::begin(depthwise_kw), std::end(depthwise_kw), c.kw);
+  const bool can_share = c.dilation_w == 1 && c.pad_w < c.kw && c.src_md.strides[3] == c.block && column_stride(c) > 0;
+  return can_share && found != std::end(depthwise_kw) ? int(found - std::begin(depthwise_kw)) : 0;
+}
+
 Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), post_ops(c) {
+  const int kernel = row_kernel(c), step = depthwise_kw[kernel];
+  const auto taken = [&](int64_t ow) { return kernel ? Inside(0, c.kw, 1, c.kw) : columns(ow); };
   for (int64_t begin = 0, end; begin < c.ow; begin = end) {
-    const Inside inside = columns(begin);
-    for (end = begin + 1; end < c.ow && columns(end) == inside;) end++;
-    const int row_kernel = inside.end - inside.begin == c.kw ? depthwise_row(c) : 0, step = depthwise_kw[row_kernel];
-    ColumnRun run{begin, end, row_kernel, (inside.end - inside.begin) / step, {}};
+    const Inside inside = taken(begin);
+    for (end = begin + 1; end < c.ow && taken(end) == inside;) end++;
+    ColumnRun run{begin, end, kernel, (inside.end - inside.begin) / step, {}};
     for (int64_t kh = 0; kh < c.kh; kh++)
       for (int64_t kw = inside.begin; kw < inside.end; kw += step) {
-        const int64_t index[] = {0, 0, kh, kw};
+        const int64_t index[] = {0, 0, kh, kw, 0};
         run.taps.push_back(
-            {kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.block, c.wei_md.off_v(index)});
+            {kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.src_md.strides[3], c.wei_md.off_v(index)});
       }
     runs.push_back(std::move(run));
   }
+  for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
 }
 
-void compute_row(const Plan& plan, int64_t n, int64_t oc_block, int64_t oh) {
+// What a block of output channels reads: a map for every channel of a group and src block that some lanes find it in.
+std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block) {
+  std::vector<LaneMap> maps;
+  for (int64_t j = 0; j < c.group_ic(); j++) {
+    const size_t first = maps.size();
+    const int64_t index[] = {0, j, 0, 0, 0};
+    for (int64_t lane = 0; lane < c.block && oc_block * c.block + lane < c.oc; lane++) {
+      const int64_t channel = (oc_block * c.block + lane) / c.group_oc() * c.group_ic() + j;
+      const int64_t src = channel / c.block * c.src_md.strides[1];
+      const auto same = [&](const LaneMap& map) { return map.src == src; };
+      auto map = std::find_if(maps.begin() + first, maps.end(), same);
+      if (map == maps.end()) map = maps.insert(map, LaneMap{src, c.wei_md.off_v(index), {}, {}});
+      map->from[lane] = channel % c.block;
+      map->use[lane] = -1;
+    }
+  }
+  return maps;
+}
+
+// A row of dst. The next one is a step, not a division: a row may be a hundred multiplications.
+struct Row {
+  int64_t n, oc_block, od, oh;
+  Row(const Conv& c, int64_t index)
+      : n(index / (c.oc_blocks() * c.od * c.oh)),
+        oc_block(index / (c.od * c.oh) % c.oc_blocks()),
+        od(index / c.oh % c.od),
+        oh(index % c.oh) {}
+  void next(const Conv& c) {
+    if (++oh < c.oh) return;
+    oh = 0;
+    if (++od < c.od) return;
+    od = 0;
+    if (++oc_block < c.oc_blocks()) return;
+    oc_block = 0;
+    n++;
+  }
+};
+
+// The columns of a run, with what `a` says of the filter.
+void compute_columns(const Plan& plan, const Row& row, const ColumnRun& run, DepthwiseArgs& a) {
   const Conv& c = plan.conv;
-  const Inside rows = plan.rows(oh);
-  const int64_t plane = n * c.src_md.strides[0] + oc_block * c.src_md.strides[1];
-  const int64_t row = plane + (oh * c.stride_h - c.pad_h) * c.src_md.strides[2];
-  DepthwiseArgs a;
-  a.wei = c.wei + oc_block * c.wei_md.strides[0];
+  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : plan.kernels.cols, row_offset = a.src_offset;
+  const auto* const kernels =
+      plan.kernels.depthwise[!is_depthwise(c)][run.row_kernel][std::max<int64_t>(1, stride) - 1];
+  const int64_t ncalls = (run.end - run.begin + most - 1) / most, cols = (run.end - run.begin + ncalls - 1) / ncalls;
+  for (int64_t col = run.begin, n; col < run.end; col += n) {
+    n = std::min(cols, run.end - col);
+    const int64_t offset = (row.n * c.oc_blocks() + row.oc_block) * c.dst_block() + row.od * c.dst_plane() +
+                           row.oh * c.dst_row() + col * c.block;
+    const int64_t iw_begin = col * c.stride_w - c.pad_w, iw_end = iw_begin + (n - 1) * c.stride_w + c.kw;
+    a.src_offset = row_offset + iw_begin * c.src_md.strides[3];
+    a.left = run.row_kernel ? std::max<int64_t>(0, -iw_begin) : 0;
+    a.right = run.row_kernel ? std::max<int64_t>(0, iw_end - c.iw) : 0;
+    a.dst = c.dst + offset;
+    a.epilogue = plan.post_ops.at(row.oc_block, 1, offset);
+    kernels[n - 1](a);
+  }
+  a.src_offset = row_offset;
+}
+
+void compute_row(const Plan& plan, const Row& row, const std::vector<LaneMap>& maps) {
+  const Conv& c = plan.conv;
+  const Inside planes = plan.planes(row.od), rows = plan.rows[row.oh];
+  DepthwiseArgs a{};
+  a.maps = maps.data();
+  a.nmaps = maps.size();
   a.wei_kw = c.wei_md.strides[3];
-  a.first = a.last = true;
-  for (const ColumnRun& run : plan.runs) {
-    a.taps = run.taps.data() + rows.begin * run.taps_per_row;
-    a.ntaps = (rows.end - rows.begin) * run.taps_per_row;
-    const int64_t ncalls = (run.end - run.begin + plan.kernels.cols - 1) / plan.kernels.cols;
-    for (int64_t call = 0; call < ncalls; call++) {
-      int64_t begin, end;
-      split(run.end - run.begin, ncalls, call, begin, end);
-      const int64_t col = run.begin + begin;
-      const int64_t offset = (n * c.oc_blocks() + oc_block) * c.dst_plane() + oh * c.dst_row() + col * c.block;
-      a.src = c.src;
-      a.src_offset = row + (col * c.stride_w - c.pad_w) * c.block;
-      a.dst = c.dst + offset;
-      a.epilogue = plan.post_ops.at(oc_block, 1, offset);
-      plan.kernels.depthwise[run.row_kernel][c.stride_w - 1][end - begin - 1](a);
+  // Where all planes of the filter lie in the padding, one of them with no taps.
+  const int64_t last = std::max(planes.begin, planes.end - 1);
+  for (int64_t kd = planes.begin; kd <= last; kd++) {
+    const int64_t id = row.od * c.stride_d - c.pad_d + kd * c.dilation_d;
+    a.src = c.src + row.n * c.src_md.strides[0];
+    a.src_offset = id * c.src_md.strides[4] + (row.oh * c.stride_h - c.pad_h) * c.src_md.strides[2];
+    a.wei = c.wei + row.oc_block * c.wei_md.strides[0] + kd * c.wei_md.strides[4];
+    a.first = kd == planes.begin;
+    a.last = kd == last;
+    for (const ColumnRun& run : plan.runs) {
+      a.taps = run.taps.data() + rows.begin * run.taps_per_row;
+      a.ntaps = planes.begin == planes.end ? 0 : (rows.end - rows.begin) * run.taps_per_row;
+      compute_columns(plan, row, run, a);
     }
   }
 }
 
 void run(const Conv& c) {
   const Plan plan(c);
-  parallel_for(c.n * c.oc_blocks() * c.oh, c.nthreads, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++)
-      compute_row(plan, row / c.oh / c.oc_blocks(), row / c.oh % c.oc_blocks(), row % c.oh);
+  parallel_for(c.n * c.oc_blocks() * c.od * c.oh, c.nthreads, [&](int64_t begin, int64_t end) {
+    std::vector<LaneMap> maps;
+    Row row(c, begin);
+    for (int64_t index = begin, maps_of = -1; index < end; index++, row.next(c)) {
+      if (maps_of != row.oc_block) maps = lane_maps(c, maps_of = row.oc_block);
+      compute_row(plan, row, maps);
+    }
   });
+}
+
+// Any format whose innermost block is one of output channels, else Oihw{b}o.
+MemoryDesc weights(const Conv& c) {
+  const MemoryDesc& md = c.wei_md;
+  const int last = md.inner_nblks - 1;
+  if (last >= 0 && md.inner_idxs[last] == 0 && md.inner_blks[last] == c.block && md.block(0) == c.block) return md;
+  return dense_desc(md, {0, 1, 2, 3}, {{0, c.block}});
 }
 
 }  // namespace
 
-const Algorithm conv_depthwise = {"depthwise", can, vector_weights, run};
+const Algorithm conv_depthwise = {"depthwise", can, weights, run};
 
 }  // namespace torch_blocked

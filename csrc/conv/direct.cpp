@@ -68,7 +68,8 @@ void Plan::choose_tiles() {
   ntiles = (units + tile - 1) / tile;
   const int64_t wei_size = conv.oc * conv.group_ic() * conv.kd * conv.kh * conv.kw;
   const int64_t src_size = conv.n * conv.ic * conv.id * conv.ih * conv.iw, planes = conv.n * conv.od;
-  split_oc = wei_size > src_size && conv.groups * oc_pairs() >= conv.nthreads;
+  const int64_t pairs = conv.groups * oc_pairs();
+  split_oc = pairs >= conv.nthreads && (wei_size > src_size || (conv.groups > 1 && pairs % conv.nthreads == 0));
   if (!split_oc && planes * ntiles % conv.nthreads != 0)  // the same number of tiles for each thread
     ntiles = std::min(units, (ntiles + conv.nthreads - 1) / conv.nthreads * conv.nthreads);
 }

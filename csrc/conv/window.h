@@ -12,7 +12,6 @@ namespace torch_blocked {
 // Layout of one channel block (or, of a plain src, one channel): [row][phase][column][element].
 struct Window {
   int64_t element;       // floats a pixel
-  int64_t step;          // src columns from one column of a phase to the next
   int64_t phases;        // 1 for kernels one wide: the columns that no tap reads are left out
   int64_t phase_cols;    // columns a phase
   int64_t row_size;      // floats a row
@@ -20,11 +19,10 @@ struct Window {
   int64_t rows_per_dst;  // window rows from one dst row to the next
   const Conv& conv;
 
-  Window(const Conv& c, int64_t element_size, bool by_phase = true)
+  Window(const Conv& c, int64_t element_size)
       : element(element_size),
-        step(by_phase ? c.stride_w : 1),
-        phases(c.kw == 1 ? 1 : step),
-        phase_cols((c.kw - 1) * c.dilation_w / step + (c.ow - 1) * c.stride_w / step + 1),
+        phases(c.kw == 1 ? 1 : c.stride_w),
+        phase_cols((c.kw - 1) * c.dilation_w / c.stride_w + c.ow),
         row_size(phases * phase_cols * element),
         row_step(c.kh == 1 ? c.stride_h : 1),
         rows_per_dst(c.kh == 1 ? 1 : c.stride_h),
@@ -37,8 +35,8 @@ struct Window {
 
   int64_t tap(int64_t kh, int64_t kw) const {
     const int64_t column = kw * conv.dilation_w;
-    const int64_t phase = phases == 1 ? 0 : column % step;
-    return kh * conv.dilation_h * row_size + (phase * phase_cols + column / step) * element;
+    const int64_t phase = phases == 1 ? 0 : column % conv.stride_w;
+    return kh * conv.dilation_h * row_size + (phase * phase_cols + column / conv.stride_w) * element;
   }
 
   // Offsets of all taps, the filter's rows outermost.
@@ -63,29 +61,24 @@ struct Window {
   // Fills the window of `dst_rows` rows from dst row `oh` on; copy(row, column stride, to, n) copies n pixels.
   template <class Copy>
   void fill(const float* src, int64_t oh, int64_t dst_rows, float* window, const Copy& copy) const {
-    fill(src, oh, dst_rows, window, copy, [](float* to, int64_t count) { std::fill_n(to, count, 0.f); });
-  }
-  // With zero(to, count) for what lies in the padding.
-  template <class Copy, class Zero>
-  void fill(const float* src, int64_t oh, int64_t dst_rows, float* window, const Copy& copy, const Zero& zero) const {
     const int64_t stride_h = conv.src_md.strides[2], stride_w = conv.src_md.strides[3];
     for (int64_t r = 0; r < rows(dst_rows); r++) {
       const int64_t ih = oh * conv.stride_h - conv.pad_h + r * row_step;
       if (ih < 0 || ih >= conv.ih) {
-        zero(window, row_size);
+        std::fill_n(window, row_size, 0.f);
         window += row_size;
         continue;
       }
       for (int64_t phase = 0; phase < phases; phase++, window += phase_cols * element) {
         // Column j of this phase is src column first + j * step.
-        const int64_t first = phase - conv.pad_w;
+        const int64_t first = phase - conv.pad_w, step = conv.stride_w;
         const int64_t begin = std::min(phase_cols, first < 0 ? (-first + step - 1) / step : 0);
         const int64_t end =
             std::max(begin, std::min(phase_cols, first < conv.iw ? (conv.iw - 1 - first) / step + 1 : 0));
-        zero(window, begin * element);
+        std::fill_n(window, begin * element, 0.f);
         copy(src + ih * stride_h + (first + begin * step) * stride_w, step * stride_w, window + begin * element,
              end - begin);
-        zero(window + end * element, (phase_cols - end) * element);
+        std::fill_n(window + end * element, (phase_cols - end) * element, 0.f);
       }
     }
   }

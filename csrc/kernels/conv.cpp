@@ -68,27 +68,54 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
   }
 }
 
+// The compiler's vectors: at::vec has no permutation of lanes.
+struct Lanes {
+  using Bits = int32_t __attribute__((vector_size(block * sizeof(int32_t))));
+  Bits from, use;
+
+  explicit Lanes(const LaneMap& map) {
+    std::memcpy(&from, map.from, sizeof(from));
+    std::memcpy(&use, map.use, sizeof(use));
+  }
+  Vec move(const float* src) const {
+    Bits bits;
+    Vec moved;
+    std::memcpy(&bits, src, sizeof(bits));
+    bits = __builtin_shuffle(bits, from) & use;
+    std::memcpy(static_cast<void*>(&moved), &bits, sizeof(bits));
+    return moved;
+  }
+};
+
 // Cols pixels of one block of channels, each channel with its own filter. src pixels are Stride apart; taps come in
 // rows of Kw neighbours, and pixel i of a row is the k-th tap of dst column (i - k) / Stride.
-template <int Kw, int Stride, int Cols>
+template <bool Moved, int Kw, int Stride, int Cols>
 __attribute__((noinline)) void depthwise(const DepthwiseArgs& a) {
+  constexpr int pixels = (Cols - 1) * Stride + Kw;
+  const int64_t left = a.left, right = a.right;
   Vec acc[Cols];
   const Vec start = a.first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias) : Vec(0.f);
-  UNROLL for (int c = 0; c < Cols; c++) acc[c] = a.first ? start : Vec::loadu(a.dst + c * block);
-  for (int64_t t = 0; t < a.ntaps; t++) {
-    const float* const src = a.src + (a.src_offset + a.taps[t].src);
-    Vec w[Kw];
-    UNROLL for (int k = 0; k < Kw; k++) w[k] = Vec::loadu(a.wei + a.taps[t].wei + k * a.wei_kw);
+  UNROLL for (int c = 0; c < Cols; c++) acc[c] = start;
+  for (int64_t m = 0; m < (Moved ? a.nmaps : 1); m++) {
+    const Lanes lanes(a.maps[m]);
+    for (int64_t t = 0; t < a.ntaps; t++) {
+      const float* const src = a.src + (a.src_offset + a.maps[m].src + a.taps[t].src);
+      const float* const wei = a.wei + a.maps[m].wei + a.taps[t].wei;
+      Vec w[Kw];
+      UNROLL for (int k = 0; k < Kw; k++) w[k] = Vec::loadu(wei + k * a.wei_kw);
 #pragma GCC unroll 64
-    for (int i = 0; i < (Cols - 1) * Stride + Kw; i++) {
-      if (Kw == 1 && i % Stride != 0) continue;  // no tap reads it
-      const Vec x = Vec::loadu(src + i * block);
-      UNROLL for (int k = 0; k < Kw; k++) {
-        const int c = (i - k) / Stride;
-        if (i >= k && (i - k) % Stride == 0 && c < Cols) acc[c] = multiply_add(w[k], x, acc[c]);
+      for (int i = 0; i < pixels; i++) {
+        if (Kw == 1 && i % Stride != 0) continue;                                            // no tap reads it
+        if ((i < Kw - 1 && i < left) || (i > pixels - Kw && i >= pixels - right)) continue;  // padding
+        const Vec x = Moved ? lanes.move(src + i * block) : Vec::loadu(src + i * block);
+        UNROLL for (int k = 0; k < Kw; k++) {
+          const int c = (i - k) / Stride;
+          if (i >= k && (i - k) % Stride == 0 && c < Cols) acc[c] = multiply_add(w[k], x, acc[c]);
+        }
       }
     }
   }
+  if (!a.first) UNROLL for (int c = 0; c < Cols; c++) acc[c] = acc[c] + Vec::loadu(a.dst + c * block);
   if (a.last) finish<1, Cols>(a.epilogue, 0, 0, 0, acc);
   UNROLL for (int c = 0; c < Cols; c++) acc[c].store(a.dst + c * block);
 }
@@ -98,9 +125,16 @@ constexpr void fill(ConvKernel* row, std::index_sequence<I...>) {
   ((row[I] = convolve<Pixel, Rows, int(I) + 1, Blocks>), ...);
 }
 
-template <int Kw, int Stride, size_t... I>
+template <bool Moved, int Kw, int Stride, size_t... I>
 constexpr void fill_depthwise(DepthwiseKernel* row, std::index_sequence<I...>) {
-  ((row[I] = depthwise<Kw, Stride, int(I) + 1>), ...);
+  ((row[I] = depthwise<Moved, Kw, Stride, int(I) + 1>), ...);
+}
+
+template <bool Moved, class Table, class Cols, size_t... I>
+constexpr void fill_depthwise(Table& table, Cols cols, std::index_sequence<I...>) {
+  ((fill_depthwise<Moved, depthwise_kw[I], 1>(table[I][0], cols),
+    fill_depthwise<Moved, depthwise_kw[I], 2>(table[I][1], cols)),
+   ...);
 }
 
 void copy_pixels(const float* src, int64_t stride, float* dst, int64_t n) {
@@ -116,32 +150,6 @@ void copy_plain(const float* src, int64_t stride, float* dst, int64_t n) {
     for (int64_t j = 0; j < n; j++) dst[j] = src[j * stride];
 }
 
-template <class Table, class Cols, size_t... I>
-constexpr void fill_depthwise(Table& table, Cols cols, std::index_sequence<I...>) {
-  ((fill_depthwise<depthwise_kw[I], 1>(table[I][0], cols), fill_depthwise<depthwise_kw[I], 2>(table[I][1], cols)), ...);
-}
-
-// The compiler's vectors: at::vec has no permutation of lanes.
-using Lanes = int32_t __attribute__((vector_size(block * sizeof(int32_t))));
-
-inline Lanes load_lanes(const void* from) {
-  Lanes lanes;
-  std::memcpy(&lanes, from, sizeof(lanes));
-  return lanes;
-}
-
-void permute_pixels(const float* src, int64_t stride, const LaneMap* maps, int64_t nmaps, bool clear, float* dst,
-                    int64_t dst_plane, int64_t n) {
-  for (int64_t m = 0; m < nmaps; m++, dst += dst_plane) {
-    const Lanes from = load_lanes(maps[m].from), use = load_lanes(maps[m].use), none = {};
-    for (int64_t j = 0; j < n; j++) {
-      const Lanes old = clear ? none : load_lanes(dst + j * block);
-      const Lanes pixel = (__builtin_shuffle(load_lanes(src + j * stride), from) & use) | (old & ~use);
-      std::memcpy(dst + j * block, &pixel, sizeof(pixel));
-    }
-  }
-}
-
 constexpr ConvKernels make_table() {
   ConvKernels table{};
   table.block = block;
@@ -155,10 +163,11 @@ constexpr ConvKernels make_table() {
   fill<block, 2, 2>(table.two_rows[1], cols_two);
   fill<1, 1, 1>(table.plain_row[0], cols);
   fill<1, 1, 2>(table.plain_row[1], cols);
-  fill_depthwise(table.depthwise, cols, std::make_index_sequence<std::size(depthwise_kw)>());
+  constexpr auto kernel_widths = std::make_index_sequence<std::size(depthwise_kw)>();
+  fill_depthwise<false>(table.depthwise[0], cols, kernel_widths);
+  fill_depthwise<true>(table.depthwise[1], cols, kernel_widths);
   table.copy_pixels = copy_pixels;
   table.copy_plain = copy_plain;
-  table.permute_pixels = permute_pixels;
   return table;
 }
 

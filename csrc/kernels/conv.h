@@ -47,11 +47,25 @@ using ConvKernel = void (*)(const ConvArgs&);
 struct DepthwiseTap {
   int64_t src, wei;
 };
+
+// For one channel of each group: dst lane i reads src lane from[i] where use[i] is -1 (all bits) and nothing where it
+// is 0. src and wei are added to every tap's.
+constexpr int max_lanes = 16;
+struct LaneMap {
+  int64_t src, wei;
+  int32_t from[max_lanes];
+  int32_t use[max_lanes];
+};
+
+// The sum over maps and taps.
 struct DepthwiseArgs {
   const float* src;
   int64_t src_offset;  // of the first pixel's filter: it may lie in the padding, before src, where its taps do not
+  const LaneMap* maps;
+  int64_t nmaps;
   const DepthwiseTap* taps;
   int64_t ntaps;
+  int64_t left, right;  // the first and last pixels of a row of taps that lie in the padding; each less than its width
   const float* wei;
   int64_t wei_kw;  // to the weights of the next tap of a row
   float* dst;
@@ -64,13 +78,6 @@ using DepthwiseKernel = void (*)(const DepthwiseArgs&);
 constexpr int depthwise_kw[] = {1, 3, 5, 7};
 constexpr int depthwise_max_stride = 2;
 
-// dst lane i is src lane from[i] where use[i] is -1 (all bits); where it is 0 src does not reach it.
-constexpr int max_lanes = 16;
-struct LaneMap {
-  int32_t from[max_lanes] = {};
-  int32_t use[max_lanes] = {};
-};
-
 constexpr int conv_max_cols = 14;
 
 struct ConvKernels {
@@ -81,16 +88,12 @@ struct ConvKernels {
   ConvKernel one_row[2][conv_max_cols];
   ConvKernel two_rows[2][conv_max_cols];
   ConvKernel plain_row[2][conv_max_cols];  // src is a plain plane: pixels are 1 apart, not `block`
-  // [index into depthwise_kw][column stride - 1][cols - 1]
-  DepthwiseKernel depthwise[std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
+  // [whether lanes move][index into depthwise_kw][column stride - 1][cols - 1]
+  DepthwiseKernel depthwise[2][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
 
   // dst[j] = src[j * stride] for n pixels of one block, or (plain) of one element.
   void (*copy_pixels)(const float* src, int64_t stride, float* dst, int64_t n);
   void (*copy_plain)(const float* src, int64_t stride, float* dst, int64_t n);
-  // copy_pixels to nmaps places, dst_plane apart, each with the lanes moved by its map; those that src does not reach
-  // become zero (clear) or stay.
-  void (*permute_pixels)(const float* src, int64_t stride, const LaneMap* maps, int64_t nmaps, bool clear, float* dst,
-                         int64_t dst_plane, int64_t n);
 };
 TORCH_BLOCKED_DECLARE_KERNELS(ConvKernels, conv_kernels);
 
