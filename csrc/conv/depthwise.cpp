@@ -38,21 +38,23 @@ struct Inside {
 // and then takes columns at the edges too.
 struct ColumnRun {
   int64_t begin, end;
-  int row_kernel;  // index into depthwise_kw
+  bool row_kernel;                 // the kernels take rows of taps
+  const DepthwiseKernel* kernels;  // by the number of columns
+  int64_t cols;                    // in a call
   int64_t taps_per_row;
   std::vector<DepthwiseTap> taps;
 };
 
+// All that can be known before the rows: a row may be no more than thirty multiplications.
 struct Plan {
   const Conv& conv;
-  const ConvKernels& kernels;
   PaddedPostOps post_ops;
+  int64_t oc_blocks;
   std::vector<ColumnRun> runs;
-  std::vector<Inside> rows;  // of the filter, for each dst row
+  std::vector<Inside> rows, planes;  // of the filter, for each dst row and depth
 
   explicit Plan(const Conv& c);
   Inside columns(int64_t ow) const { return {ow * conv.stride_w - conv.pad_w, conv.kw, conv.dilation_w, conv.iw}; }
-  Inside planes(int64_t od) const { return {od * conv.stride_d - conv.pad_d, conv.kd, conv.dilation_d, conv.id}; }
 };
 
 // The index into depthwise_kw of the kernels that take a row of the filter at once; 0 where they go tap by tap.
@@ -62,13 +64,22 @@ int row_kernel(const Conv& c) {
   return can_share && found != std::end(depthwise_kw) ? int(found - std::begin(depthwise_kw)) : 0;
 }
 
-Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), post_ops(c) {
+Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()) {
+  const ConvKernels& kernels = *c.kernels();
+  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : kernels.cols;
   const int kernel = row_kernel(c), step = depthwise_kw[kernel];
   const auto taken = [&](int64_t ow) { return kernel ? Inside(0, c.kw, 1, c.kw) : columns(ow); };
   for (int64_t begin = 0, end; begin < c.ow; begin = end) {
     const Inside inside = taken(begin);
     for (end = begin + 1; end < c.ow && taken(end) == inside;) end++;
-    ColumnRun run{begin, end, kernel, (inside.end - inside.begin) / step, {}};
+    const int64_t ncalls = (end - begin + most - 1) / most;
+    ColumnRun run;
+    run.begin = begin;
+    run.end = end;
+    run.row_kernel = kernel > 0;
+    run.kernels = kernels.depthwise[!is_depthwise(c)][kernel][std::max<int64_t>(1, stride) - 1];
+    run.cols = (end - begin + ncalls - 1) / ncalls;
+    run.taps_per_row = (inside.end - inside.begin) / step;
     for (int64_t kh = 0; kh < c.kh; kh++)
       for (int64_t kw = inside.begin; kw < inside.end; kw += step) {
         const int64_t index[] = {0, 0, kh, kw, 0};
@@ -78,10 +89,12 @@ Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), post_ops(c) {
     runs.push_back(std::move(run));
   }
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
+  for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
 }
 
 // What a block of output channels reads: a map for every channel of a group and src block that some lanes find it in.
 std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block) {
+  if (is_depthwise(c)) return {LaneMap{oc_block * c.src_md.strides[1], 0, {}, {}}};  // every lane its own
   std::vector<LaneMap> maps;
   for (int64_t j = 0; j < c.group_ic(); j++) {
     const size_t first = maps.size();
@@ -99,20 +112,20 @@ std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block) {
   return maps;
 }
 
-// A row of dst. The next one is a step, not a division: a row may be a hundred multiplications.
+// A row of dst. The next one is a step, not a division.
 struct Row {
   int64_t n, oc_block, od, oh;
-  Row(const Conv& c, int64_t index)
-      : n(index / (c.oc_blocks() * c.od * c.oh)),
-        oc_block(index / (c.od * c.oh) % c.oc_blocks()),
-        od(index / c.oh % c.od),
-        oh(index % c.oh) {}
-  void next(const Conv& c) {
-    if (++oh < c.oh) return;
+  Row(const Plan& plan, int64_t index)
+      : n(index / (plan.oc_blocks * plan.conv.od * plan.conv.oh)),
+        oc_block(index / (plan.conv.od * plan.conv.oh) % plan.oc_blocks),
+        od(index / plan.conv.oh % plan.conv.od),
+        oh(index % plan.conv.oh) {}
+  void next(const Plan& plan) {
+    if (++oh < plan.conv.oh) return;
     oh = 0;
-    if (++od < c.od) return;
+    if (++od < plan.conv.od) return;
     od = 0;
-    if (++oc_block < c.oc_blocks()) return;
+    if (++oc_block < plan.oc_blocks) return;
     oc_block = 0;
     n++;
   }
@@ -121,13 +134,10 @@ struct Row {
 // The columns of a run, with what `a` says of the filter.
 void compute_columns(const Plan& plan, const Row& row, const ColumnRun& run, DepthwiseArgs& a) {
   const Conv& c = plan.conv;
-  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : plan.kernels.cols, row_offset = a.src_offset;
-  const auto* const kernels =
-      plan.kernels.depthwise[!is_depthwise(c)][run.row_kernel][std::max<int64_t>(1, stride) - 1];
-  const int64_t ncalls = (run.end - run.begin + most - 1) / most, cols = (run.end - run.begin + ncalls - 1) / ncalls;
+  const int64_t row_offset = a.src_offset;
   for (int64_t col = run.begin, n; col < run.end; col += n) {
-    n = std::min(cols, run.end - col);
-    const int64_t offset = (row.n * c.oc_blocks() + row.oc_block) * c.dst_block() + row.od * c.dst_plane() +
+    n = std::min(run.cols, run.end - col);
+    const int64_t offset = (row.n * plan.oc_blocks + row.oc_block) * c.dst_block() + row.od * c.dst_plane() +
                            row.oh * c.dst_row() + col * c.block;
     const int64_t iw_begin = col * c.stride_w - c.pad_w, iw_end = iw_begin + (n - 1) * c.stride_w + c.kw;
     a.src_offset = row_offset + iw_begin * c.src_md.strides[3];
@@ -135,18 +145,21 @@ void compute_columns(const Plan& plan, const Row& row, const ColumnRun& run, Dep
     a.right = run.row_kernel ? std::max<int64_t>(0, iw_end - c.iw) : 0;
     a.dst = c.dst + offset;
     a.epilogue = plan.post_ops.at(row.oc_block, 1, offset);
-    kernels[n - 1](a);
+    run.kernels[n - 1](a);
   }
   a.src_offset = row_offset;
 }
 
 void compute_row(const Plan& plan, const Row& row, const std::vector<LaneMap>& maps) {
   const Conv& c = plan.conv;
-  const Inside planes = plan.planes(row.od), rows = plan.rows[row.oh];
+  const Inside planes = plan.planes[row.od], rows = plan.rows[row.oh];
   DepthwiseArgs a{};
   a.maps = maps.data();
   a.nmaps = maps.size();
   a.wei_kw = c.wei_md.strides[3];
+  a.src_row = c.src_md.strides[2];
+  a.ahead = ((c.kh - 1) * c.dilation_h + 1) * a.src_row;
+  a.nahead = std::min(c.stride_h, c.kh);
   // Where all planes of the filter lie in the padding, one of them with no taps.
   const int64_t last = std::max(planes.begin, planes.end - 1);
   for (int64_t kd = planes.begin; kd <= last; kd++) {
@@ -166,10 +179,10 @@ void compute_row(const Plan& plan, const Row& row, const std::vector<LaneMap>& m
 
 void run(const Conv& c) {
   const Plan plan(c);
-  parallel_for(c.n * c.oc_blocks() * c.od * c.oh, c.nthreads, [&](int64_t begin, int64_t end) {
+  parallel_for(c.n * plan.oc_blocks * c.od * c.oh, c.nthreads, [&](int64_t begin, int64_t end) {
     std::vector<LaneMap> maps;
-    Row row(c, begin);
-    for (int64_t index = begin, maps_of = -1; index < end; index++, row.next(c)) {
+    Row row(plan, begin);
+    for (int64_t index = begin, maps_of = -1; index < end; index++, row.next(plan)) {
       if (maps_of != row.oc_block) maps = lane_maps(c, maps_of = row.oc_block);
       compute_row(plan, row, maps);
     }

@@ -68,6 +68,8 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
   }
 }
 
+alignas(64) constexpr float zeros[block] = {};  // what is read in the padding
+
 // The compiler's vectors: at::vec has no permutation of lanes.
 struct Lanes {
   using Bits = int32_t __attribute__((vector_size(block * sizeof(int32_t))));
@@ -93,6 +95,11 @@ template <bool Moved, int Kw, int Stride, int Cols>
 __attribute__((noinline)) void depthwise(const DepthwiseArgs& a) {
   constexpr int pixels = (Cols - 1) * Stride + Kw;
   const int64_t left = a.left, right = a.right;
+  // Rows of one block are too short for the hardware's own prefetch.
+  const float* ahead = a.src + (a.src_offset + a.maps[0].src + a.ahead);
+  for (int64_t r = 0; r < a.nahead; r++, ahead += a.src_row)
+#pragma GCC unroll 64
+    for (int i = 0; i < pixels; i++) __builtin_prefetch(ahead + i * block, 0, 3);
   Vec acc[Cols];
   const Vec start = a.first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias) : Vec(0.f);
   UNROLL for (int c = 0; c < Cols; c++) acc[c] = start;
@@ -105,12 +112,15 @@ __attribute__((noinline)) void depthwise(const DepthwiseArgs& a) {
       UNROLL for (int k = 0; k < Kw; k++) w[k] = Vec::loadu(wei + k * a.wei_kw);
 #pragma GCC unroll 64
       for (int i = 0; i < pixels; i++) {
-        if (Kw == 1 && i % Stride != 0) continue;                                            // no tap reads it
-        if ((i < Kw - 1 && i < left) || (i > pixels - Kw && i >= pixels - right)) continue;  // padding
-        const Vec x = Moved ? lanes.move(src + i * block) : Vec::loadu(src + i * block);
-        UNROLL for (int k = 0; k < Kw; k++) {
-          const int c = (i - k) / Stride;
-          if (i >= k && (i - k) % Stride == 0 && c < Cols) acc[c] = multiply_add(w[k], x, acc[c]);
+        const bool read = Kw > 1 || i % Stride == 0;  // by any tap
+        const bool padding = (i < Kw - 1 && i < left) || (i > pixels - Kw && i >= pixels - right);
+        if (read) {
+          const float* const pixel = padding ? zeros : src + i * block;
+          const Vec x = Moved ? lanes.move(pixel) : Vec::loadu(pixel);
+          UNROLL for (int k = 0; k < Kw; k++) {
+            const int c = (i - k) / Stride;
+            if (i >= k && (i - k) % Stride == 0 && c < Cols) acc[c] = multiply_add(w[k], x, acc[c]);
+          }
         }
       }
     }

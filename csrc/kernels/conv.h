@@ -65,6 +65,7 @@ struct DepthwiseArgs {
   int64_t nmaps;
   const DepthwiseTap* taps;
   int64_t ntaps;
+  int64_t ahead, nahead, src_row;  // what the next dst row reads first: its offset, like taps', and rows of src
   int64_t left, right;  // the first and last pixels of a row of taps that lie in the padding; each less than its width
   const float* wei;
   int64_t wei_kw;  // to the weights of the next tap of a row

@@ -92,7 +92,6 @@ def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> 
         _are_for_kernels(x, weight, bias, src, wei)
         and src[1] == wei[1] * groups
         and wei[0] % groups == 0
-        and (groups == 1 or len(wei) < 5)  # with a depth only the reference takes groups
         and (bias is None or bias.shape == wei[:1])
     )
 
