@@ -71,6 +71,9 @@ def test_conv_sets(bench, monkeypatch):
     text, found = bench("conv", "--set", "tiny", "--match", "ic17")
     assert [(row["set"], row["name"]) for row in found["rows"]] == [("tiny", SQUARE)]
     assert re.search(r"\ntiny +N=1 ", text)
+    monkeypatch.setitem(SETS, "other", [PLAIN_IMAGE])
+    _, found = bench("conv", "--set", "tiny", "--set", "other")  # given one by one as well as together
+    assert [row["set"] for row in found["rows"]] == ["tiny", "tiny", "other"]
 
 
 def test_conv_list(capsys):
