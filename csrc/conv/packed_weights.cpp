@@ -7,8 +7,8 @@ namespace torch_blocked {
 static int64_t bytes_of(const PackedWeights::Packed& packed) { return packed->count() * int64_t(sizeof(float)); }
 
 PackedWeights& PackedWeights::instance() {
-  static PackedWeights weights;
-  return weights;
+  static PackedWeights* const weights = new PackedWeights;  // never destroyed: tensors may outlive every static object
+  return *weights;
 }
 
 PackedWeights::Entry& PackedWeights::entry(const WeightKey& key) {

@@ -61,7 +61,9 @@ class Case(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench conv`."""
-    parser.add_argument("--set", nargs="+", action="extend", type=_set, default=[], metavar="NAME", help="shape sets, see --list")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", type=_set, default=[], metavar="NAME", help="shape sets, see --list"
+    )
     parser.add_argument("--layer", nargs="+", type=_layer, default=[], help="such as ic64ih56oc64kh3ph1")
     parser.add_argument("--batch", type=_batches, default=[1], metavar="N,N", help="batch sizes (default 1)")
     parser.add_argument("--list", action="store_true", help="print the sets and stop")
