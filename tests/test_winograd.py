@@ -241,8 +241,7 @@ def test_a_write_drops_the_packed_weights(layer, write):
         before = model(x).to_dense()
         write(model)
         assert not torch.equal(model(x).to_dense(), before)
-        if "nan" not in str(model(x)):
-            assert is_right(model, x)
+        assert is_right(model, x)
 
 
 def test_a_view_of_the_weights_sees_writes_to_them(layer):

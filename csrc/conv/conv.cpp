@@ -31,41 +31,53 @@ const ConvKernels* Conv::kernels() const {
   return nullptr;
 }
 
+// What needs no packing: the first of the list that can.
+static const Algorithm& without_packing(const Conv& conv) {
+  for (const Algorithm* algorithm : algorithms)
+    if (algorithm->can(conv)) return *algorithm;
+  return conv_reference;
+}
+
+static double seconds_a_call(const Algorithm& algorithm, const Conv& conv, double uses) {
+  return algorithm.seconds(conv) + algorithm.pack_seconds(conv) / uses;
+}
+
+static bool allows(Winograd mode, Winograd its_mode) {
+  return mode == Winograd::Auto || mode == Winograd::Always || mode == its_mode;
+}
+
+const Algorithm& choose(const Conv& conv, double uses) {
+  const Winograd mode = winograd_mode;
+  const Algorithm* best = &without_packing(conv);
+  if (best != &conv_direct || mode == Winograd::Never || !conv_winograd_f4.can(conv)) return *best;
+  double least = mode == Winograd::Auto ? best->seconds(conv) : std::numeric_limits<double>::infinity();
+  for (const auto& [algorithm, its_mode] : winograd_algorithms) {
+    if (!allows(mode, its_mode)) continue;
+    const double seconds = seconds_a_call(*algorithm, conv, uses);
+    if (seconds >= least) continue;
+    least = seconds;
+    best = algorithm;
+  }
+  return *best;
+}
+
 static std::string milliseconds(double seconds) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3g ms", seconds * 1e3);
   return text;
 }
 
-Choice choose(const Conv& conv, double uses) {
+// Why `choose` chose; apart from it, which every call passes.
+static std::string reason(const Conv& conv, double uses) {
   const Winograd mode = winograd_mode;
-  Choice best{&conv_reference, "the first of the list that takes these formats"};
-  for (const Algorithm* algorithm : algorithms)
-    if (algorithm->can(conv)) {
-      best.algorithm = algorithm;
-      break;
-    }
-  if (best.algorithm != &conv_direct) return best;
-  if (!conv_winograd_f4.can(conv)) return {best.algorithm, "Winograd takes 3x3 kernels of stride 1 without groups"};
-  if (mode == Winograd::Never) return {best.algorithm, "Winograd is off"};
-  double least = mode == Winograd::Auto ? best.algorithm->seconds(conv) : std::numeric_limits<double>::infinity();
-  std::string estimates = std::string("estimates: direct ") + milliseconds(best.algorithm->seconds(conv));
-  for (const auto& [algorithm, its_mode] : winograd_algorithms) {
-    if (mode != Winograd::Auto && mode != Winograd::Always && mode != its_mode) continue;
-    const double seconds = algorithm->seconds(conv) + algorithm->pack_seconds(conv) / uses;
-    estimates += std::string(", ") + algorithm->name + " " + milliseconds(seconds);
-    if (seconds >= least) continue;
-    least = seconds;
-    best.algorithm = algorithm;
-  }
-  best.reason = estimates;
-  return best;
-}
-
-static const Algorithm& without_packing(const Conv& conv) {
-  for (const Algorithm* algorithm : algorithms)
-    if (algorithm->can(conv)) return *algorithm;
-  return conv_reference;
+  if (&without_packing(conv) != &conv_direct) return "the first of the list that takes these formats";
+  if (!conv_winograd_f4.can(conv)) return "Winograd takes 3x3 kernels of stride 1 without groups";
+  if (mode == Winograd::Never) return "Winograd is off";
+  std::string estimates = "estimates: direct " + milliseconds(conv_direct.seconds(conv));
+  for (const auto& [algorithm, its_mode] : winograd_algorithms)
+    if (allows(mode, its_mode))
+      estimates += std::string(", ") + algorithm->name + " " + milliseconds(seconds_a_call(*algorithm, conv, uses));
+  return estimates;
 }
 
 static Conv with_weights(const Conv& conv, const MemoryDesc& wei_md, const float* wei) {
@@ -99,7 +111,7 @@ static std::string packing(const Algorithm& algorithm, const Conv& conv) {
 
 void convolve(const Conv& conv, const WeightKey* key) {
   PackedWeights& kept = PackedWeights::instance();
-  const Algorithm* algorithm = choose(conv, key ? kept.uses(*key, true) : 1).algorithm;
+  const Algorithm* const algorithm = &choose(conv, key ? kept.uses(*key, true) : 1);
   const MemoryDesc wanted = algorithm->weights(conv);
   if (algorithm->pack == nullptr) return algorithm->run(ReorderedWeights(conv, wanted).conv);
   const auto pack = [&](float* packed) { algorithm->pack(conv, wanted, packed); };
@@ -116,7 +128,8 @@ void convolve(const Conv& conv, const WeightKey* key) {
 
 Choice explain(const Conv& conv, const WeightKey* key) {
   PackedWeights& kept = PackedWeights::instance();
-  const Choice choice = choose(conv, key ? kept.uses(*key, false) : 1);
+  const double uses = key ? kept.uses(*key, false) : 1;
+  const Choice choice = {&choose(conv, uses), reason(conv, uses)};
   if (choice.algorithm->pack == nullptr || key == nullptr) return choice;
   const int64_t count = elements(choice.algorithm->weights(conv));
   if (kept.has(*key, packing(*choice.algorithm, conv), count, gain(conv, *choice.algorithm))) return choice;

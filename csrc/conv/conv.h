@@ -77,14 +77,9 @@ struct Algorithm {
 enum class Winograd { Auto, Never, Always, F2, F4 };
 void set_winograd(Winograd mode);
 
-struct Choice {
-  const Algorithm* algorithm;
-  std::string reason;
-};
-
 // The algorithm for a problem; deterministic in its arguments, the ISA tier and set_winograd. `uses` is how many calls
 // share one packing of the weights.
-Choice choose(const Conv& conv, double uses);
+const Algorithm& choose(const Conv& conv, double uses);
 
 // Runs it, with weights kept between calls where there is a `key` to keep them under.
 void convolve(const Conv& conv, const WeightKey* key);
@@ -92,7 +87,11 @@ void convolve(const Conv& conv, const WeightKey* key);
 // to its src, of the convolution of these strides and paddings from dst to src. Dilation 1, no groups, 1 or 2 dims, src
 // blocked as dst, no residual.
 void convolve_transposed(const Conv& conv, const WeightKey* key);
-// What convolve would choose, without an effect on what is kept.
+struct Choice {
+  const Algorithm* algorithm;
+  std::string reason;
+};
+// What convolve would choose, and why, without an effect on what is kept.
 Choice explain(const Conv& conv, const WeightKey* key);
 
 // The weights' descriptor with these dims: outer dims in the order `order`, then the inner blocks, all dense. A depth
