@@ -184,12 +184,20 @@ def test_modes():
         assert algorithm(*tiny, padding=1).name.startswith("winograd")
 
 
-@pytest.mark.parametrize("bad", [("sometimes", None), ("auto", -1)])
+@pytest.mark.parametrize("bad", [("sometimes", None), (None, None), ("auto", -1), ("auto", 2**80)])
 def test_bad_modes(bad):
     with pytest.raises(ValueError, match="winograd"):
         tb.winograd(*bad)
+    with pytest.raises(TypeError, match="winograd: max_bytes"):
+        tb.winograd("auto", 1.5)
     with tb.winograd("never"):
         assert algorithm(torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3), padding=1).name == "direct"
+
+
+def test_algorithm_of_no_tensors():
+    for bad in ((3, torch.ones(1, 1, 3, 3)), (torch.ones(1, 1, 3, 3), None)):
+        with pytest.raises(TypeError, match="algorithm takes a tensor"):
+            tb.algorithm(*bad)
 
 
 # ---- the weights kept between calls

@@ -95,6 +95,9 @@ def cached_bytes() -> int:
     return ops.cached_bytes()
 
 
+_WINOGRAD_MODES = ("auto", "never", "always", "f2", "f4")
+
+
 class winograd:  # noqa: N801
     """Sets when 3x3 convolutions of stride 1 use Winograd's algorithms; also a context manager that restores it.
 
@@ -106,7 +109,7 @@ class winograd:  # noqa: N801
     infinity or a NaN in src spreads over a tile of 4x4 or 6x6 pixels.
 
     Args:
-        mode: one of the above; ValueError for any other.
+        mode: one of the above; ValueError for any other, TypeError for max_bytes that is no int.
         max_bytes: bounds the transformed weights (16/9 and 4 times the weights' size) that are kept between calls.
             They belong to a blocked weight tensor and are made anew when it is written to; beyond the bound those
             layers run direct that gain least a byte. None: twice the size of the weights seen, at least 256 MiB.
@@ -117,8 +120,12 @@ class winograd:  # noqa: N801
     _now: tuple[str, int | None] = ("auto", None)
 
     def __init__(self, mode: str, max_bytes: int | None = None) -> None:
-        if max_bytes is not None and max_bytes < 0:
-            raise ValueError(f"winograd: max_bytes is not negative, got {max_bytes}; None for the default")
+        if mode not in _WINOGRAD_MODES:
+            raise ValueError(f"winograd: mode is one of {', '.join(_WINOGRAD_MODES)}, got {mode!r}")
+        if max_bytes is not None and not isinstance(max_bytes, int):
+            raise TypeError(f"winograd: max_bytes is a number of bytes or None, got {max_bytes!r}")
+        if max_bytes is not None and not 0 <= max_bytes < 2**63:
+            raise ValueError(f"winograd: max_bytes is not negative and below 2**63, got {max_bytes}; None: the default")
         self._before = winograd._now
         self._set(mode, max_bytes)
 

@@ -12,7 +12,7 @@ from torch_blocked import counting, library, reorder
 from torch_blocked.dispatch.fallback import announce, fallback, run_plain
 from torch_blocked.dispatch.registry import register
 from torch_blocked.memory_desc import Blocking
-from torch_blocked.tensor import BlockedTensor
+from torch_blocked.tensor import BlockedTensor, check_tensor
 
 aten = torch.ops.aten
 
@@ -181,9 +181,14 @@ def algorithm(
     """The algorithm that ``F.conv2d(x, weight, None, stride, padding, dilation, groups)`` would run, not run.
 
     ``name`` is "first" (src plain), "direct", "winograd_f2", "winograd_f4", "depthwise" (groups too), "reference", or
-    "fallback" where PyTorch computes it on plain tensors; ``reason`` says what decided, with the estimated times where
-    there was a choice. x is (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32; one or three spatial dims too.
+    "fallback" where PyTorch computes it on plain tensors or refuses it; ``reason`` says what decided, with the
+    estimated times where there was a choice. x is (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32; one or
+    three spatial dims too.
+
+    Raises: TypeError for what is no tensor, RuntimeError where the kernel is greater than the padded src.
     """
+    check_tensor("algorithm", x)
+    check_tensor("algorithm", weight)
     spatial = x.dim() - 2
     window = [[v] * spatial if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
     if not _has_kernel(x, weight, None, groups) or not _is_window(spatial, *window):
