@@ -77,8 +77,9 @@ def ninja_file(target: Path, folder: str) -> str:
 
     # The baseline's objects come first: where an inline function is left out of line, the linker keeps the first copy
     # it sees, and that one must run on every CPU.
-    for source in [*sorted(Path("csrc").glob("*.cpp")), *sorted(Path("csrc/conv").glob("*.cpp"))]:
-        compile_one(source)
+    for room in ("csrc", "csrc/conv", "csrc/library"):
+        for source in sorted(Path(room).glob("*.cpp")):
+            compile_one(source)
     for tier, flags in TIERS.items():
         for source in sorted(Path("csrc/kernels").glob("*.cpp")):
             compile_one(source, tier, f"{flags} -DTORCH_BLOCKED_TIER={tier}")

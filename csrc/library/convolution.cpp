@@ -1,0 +1,236 @@
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "../conv/conv.h"
+#include "operators.h"
+
+namespace torch_blocked {
+namespace {
+
+struct Activation {
+  const char* name;
+  bool clamp;
+  float lower, upper;
+};
+constexpr Activation activations[] = {
+    {"none", false, 0, 0},
+    {"relu", true, 0, std::numeric_limits<float>::infinity()},
+    {"relu6", true, 0, 6},
+};
+
+const Activation& find_activation(c10::string_view name) {
+  for (const Activation& activation : activations)
+    if (name == activation.name) return activation;
+  TORCH_CHECK_VALUE(false, "convolution: activation is one of none, relu, relu6, got '", name, "'");
+}
+
+int64_t conv_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t dilation, int64_t stride) {
+  return (src + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1;
+}
+
+// One number for each spatial dim.
+void check_window(const char* name, IntArrayRef values, int64_t dims, int64_t least) {
+  TORCH_CHECK_VALUE(
+      int64_t(values.size()) == dims &&
+          std::all_of(values.begin(), values.end(), [&](int64_t v) { return v >= least && v < (1 << 24); }),
+      "convolution: ", name, " has one number of each of ", dims, " spatial dims, at least ", least, ", got ", values);
+}
+
+// A descriptor of 1, 2 or 3 spatial dims as convolutions see it (Conv): a height is put in, the depth goes last.
+MemoryDesc height_and_width(const MemoryDesc& md) {
+  static constexpr int places[3][5] = {{0, 1, 3}, {0, 1, 2, 3}, {0, 1, 4, 2, 3}};
+  const int* const place = places[md.ndims - 3];
+  MemoryDesc moved = md;
+  moved.ndims = std::max(md.ndims, 4);
+  moved.dims[2] = 1, moved.strides[2] = 0;
+  for (int d = 2; d < md.ndims; d++) moved.dims[place[d]] = md.dims[d], moved.strides[place[d]] = md.strides[d];
+  for (int i = 0; i < md.inner_nblks; i++) moved.inner_idxs[i] = place[md.inner_idxs[i]];
+  return moved;
+}
+
+// Strides, paddings and dilations, from the innermost dim on; what is absent stays as it is.
+void set_window(Conv& c, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation) {
+  c.stride_h = c.dilation_h = 1;
+  int64_t* const fields[][3] = {{&c.stride_w, &c.pad_w, &c.dilation_w},
+                                {&c.stride_h, &c.pad_h, &c.dilation_h},
+                                {&c.stride_d, &c.pad_d, &c.dilation_d}};
+  const IntArrayRef values[] = {stride, padding, dilation};
+  for (size_t d = 0; d < stride.size(); d++)
+    for (int i = 0; i < 3; i++) *fields[d][i] = values[i][stride.size() - 1 - d];
+}
+
+// Sizes, strides and paddings; everything that does not depend on the data, but for the size of dst. The weight is
+// (ic, oc, ...) where `transposed`.
+Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+                      IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                      int64_t groups, int64_t block, bool transposed = false) {
+  const int64_t ndims = weight_size.size(), spatial = ndims - 2;
+  TORCH_CHECK_VALUE(ndims >= 3 && ndims <= 5, "convolution: the weight has 3 to 5 dims (oc, ic, kd, kh, kw), got ",
+                    weight_size);
+  check_window("stride", stride, spatial, 1);
+  check_window("padding", padding, spatial, 0);
+  check_window("dilation", dilation, spatial, 1);
+  TORCH_CHECK_VALUE(groups >= 1 && weight_size[0] % groups == 0, "convolution: ", weight_size[0],
+                    " output channels do not split into ", groups, " groups");
+  for (const int64_t size : weight_size)
+    TORCH_CHECK_VALUE(size > 0, "convolution: the weight is empty, size ", weight_size);
+  TORCH_CHECK_VALUE(block >= 1 && block <= 1024, "convolution: blocks of 1 to 1024 channels, got ", block);
+  TORCH_CHECK_VALUE(src.dim() >= ndims, "convolution: src has as many logical dims as the weight, ", ndims,
+                    ", got shape ", src.sizes());
+  TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat,
+                   "convolution: float32 only, got src ", src.scalar_type(), " and weight ", weight.scalar_type());
+  Conv c{};
+  c.groups = groups, c.block = block;
+  c.ic = transposed ? weight_size[0] : weight_size[1] * groups;
+  c.oc = weight_size[transposed ? 1 : 0];
+  std::vector<int64_t> src_size = src.sizes().slice(0, ndims).vec();
+  src_size[1] = c.ic;
+  set_window(c, stride, padding, dilation);
+  c.src_md = height_and_width(describe("convolution: src", src, src_size, src_blocking));
+  c.wei_md = height_and_width(describe("convolution: weight", weight, weight_size, weight_blocking));
+  c.n = src_size[0], c.ih = c.src_md.dims[2], c.iw = c.src_md.dims[3], c.kh = c.wei_md.dims[2], c.kw = c.wei_md.dims[3];
+  if (ndims == 5) c.id = c.src_md.dims[4], c.kd = c.wei_md.dims[4];
+  c.nthreads = num_threads();
+  return c;
+}
+
+Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+             IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+             int64_t block) {
+  Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups,
+                            block);
+  c.od = conv_dst_size(c.id, c.pad_d, c.kd, c.dilation_d, c.stride_d);
+  c.oh = conv_dst_size(c.ih, c.pad_h, c.kh, c.dilation_h, c.stride_h);
+  c.ow = conv_dst_size(c.iw, c.pad_w, c.kw, c.dilation_w, c.stride_w);
+  TORCH_CHECK(c.id + 2 * c.pad_d > c.dilation_d * (c.kd - 1) && c.ih + 2 * c.pad_h > c.dilation_h * (c.kh - 1) &&
+                  c.iw + 2 * c.pad_w > c.dilation_w * (c.kw - 1),
+              "convolution: the padded src is ", c.id + 2 * c.pad_d, "x", c.ih + 2 * c.pad_h, "x", c.iw + 2 * c.pad_w,
+              ", the dilated kernel ", c.dilation_d * (c.kd - 1) + 1, "x", c.dilation_h * (c.kh - 1) + 1, "x",
+              c.dilation_w * (c.kw - 1) + 1, "; the kernel can't be greater than the src");
+  return c;
+}
+
+// A new dst of as many dims as the weight has: n, oc and the spatial ones of the problem.
+Tensor empty_dst(const Conv& c, int64_t ndims) {
+  std::vector<int64_t> size = {c.n, c.oc};
+  const int64_t spatial[] = {c.od, c.oh, c.ow};
+  size.insert(size.end(), std::end(spatial) - (ndims - 2), std::end(spatial));
+  static constexpr int64_t order[] = {0, 1, 2, 3, 4};
+  return empty_physical("convolution: dst", size, IntArrayRef(order, ndims), {1, c.block}, at::kFloat);
+}
+
+// What weights packed from this tensor may be kept under. Only where every write to it is counted: not where it is
+// plain or has plain views (blocks along one axis only), which may be written through `.data`; and not inference
+// tensors, which count nothing.
+std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking) {
+  if (weight_blocking.size() < 4 || weight.is_inference()) return std::nullopt;
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(weight.getIntrusivePtr());
+  return WeightKey{weight.unsafeGetTensorImpl(), weight._version(), weight.const_data_ptr(), int64_t(weight.nbytes()),
+                   [weak] { return !weak.expired(); }};
+}
+
+}  // namespace
+
+Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+                       IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
+                       IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                       const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                       const std::optional<Tensor>& residual, c10::string_view activation) {
+  Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
+  const Activation& post = find_activation(activation);
+  const Tensor dense_bias = channel_vector("convolution: bias", bias, c.oc);
+  const Tensor dense_scale = channel_vector("convolution: scale", scale, c.oc);
+  const Tensor dense_shift = channel_vector("convolution: shift", shift, c.oc);
+  c.post_ops.bias = data_or_null(dense_bias);
+  c.post_ops.scale = data_or_null(dense_scale);
+  c.post_ops.shift = data_or_null(dense_shift);
+  c.post_ops.clamp = post.clamp, c.post_ops.lower = post.lower, c.post_ops.upper = post.upper;
+  Tensor dst = empty_dst(c, weight_size.size());
+  Tensor dense_residual;
+  if (residual.has_value() && residual->defined()) {
+    TORCH_CHECK_VALUE(residual->sizes() == dst.sizes(), "convolution: the residual has dst's physical shape ",
+                      dst.sizes(), ", got ", residual->sizes());
+    TORCH_CHECK_TYPE(residual->scalar_type() == at::kFloat, "convolution: float32 only, got residual ",
+                     residual->scalar_type());
+    dense_residual = residual->contiguous();
+    c.post_ops.residual = dense_residual.const_data_ptr<float>();
+  }
+  if (dst.numel() == 0) return dst;
+  c.src = src.const_data_ptr<float>();
+  c.wei = weight.const_data_ptr<float>();
+  c.dst = dst.mutable_data_ptr<float>();
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
+  return dst;
+}
+
+static int64_t transposed_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t stride, int64_t output_padding) {
+  return (src - 1) * stride - 2 * pad + kernel + output_padding;
+}
+
+Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
+                                 IntArrayRef weight_size, IntArrayRef weight_blocking,
+                                 const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                                 IntArrayRef output_padding, int64_t block) {
+  static constexpr int64_t ones[] = {1, 1, 1};
+  const int64_t ndims = weight_size.size();
+  TORCH_CHECK_VALUE(ndims == 3 || ndims == 4,
+                    "convolution_transpose: the weight has 3 or 4 dims (ic, oc, kh, kw), got ", weight_size);
+  Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding,
+                            IntArrayRef(ones, ndims - 2), 1, block, true);
+  check_window("output_padding", output_padding, ndims - 2, 0);
+  TORCH_CHECK_VALUE(c.src_md.single_block(1) == block && c.kernels() != nullptr,
+                    "convolution_transpose: src has channels in blocks of ", block,
+                    " that this CPU's kernels take, got ", src_blocking);
+  for (int i = 0; i < c.wei_md.inner_nblks; i++)
+    TORCH_CHECK_VALUE(c.wei_md.inner_idxs[i] < 2, "convolution_transpose: a weight is blocked by channels only, got ",
+                      weight_blocking);
+  c.oh = ndims == 3 ? 1 : transposed_dst_size(c.ih, c.pad_h, c.kh, c.stride_h, output_padding[0]);
+  c.ow = transposed_dst_size(c.iw, c.pad_w, c.kw, c.stride_w, output_padding.back());
+  constexpr int64_t most = int64_t(1) << 31;  // so that no size of dst overflows
+  TORCH_CHECK(c.ih > 0 && c.iw > 0 && c.ih < most && c.iw < most && c.oh > 0 && c.ow > 0,
+              "convolution_transpose: src of ", c.ih, "x", c.iw, " gives dst of ", c.oh, "x", c.ow,
+              ", which is no size");
+  const Tensor dense_bias = channel_vector("convolution_transpose: bias", bias, c.oc);
+  c.post_ops.bias = data_or_null(dense_bias);
+  Tensor dst = empty_dst(c, ndims);
+  if (dst.numel() == 0) return dst;
+  c.src = src.const_data_ptr<float>();
+  c.wei = weight.const_data_ptr<float>();
+  c.dst = dst.mutable_data_ptr<float>();
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  convolve_transposed(c, key ? &*key : nullptr);
+  return dst;
+}
+
+std::tuple<std::string, std::string> convolution_algorithm(const Tensor& src, IntArrayRef src_blocking,
+                                                           const Tensor& weight, IntArrayRef weight_size,
+                                                           IntArrayRef weight_blocking, IntArrayRef stride,
+                                                           IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                                                           int64_t block) {
+  const Conv c =
+      problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  const Choice choice = explain(c, key ? &*key : nullptr);
+  return {choice.algorithm->name, choice.reason};
+}
+
+void set_winograd_by_name(c10::string_view mode, int64_t max_bytes) {
+  static constexpr std::pair<const char*, Winograd> modes[] = {{"auto", Winograd::Auto},
+                                                               {"never", Winograd::Never},
+                                                               {"always", Winograd::Always},
+                                                               {"f2", Winograd::F2},
+                                                               {"f4", Winograd::F4}};
+  for (const auto& [name, value] : modes)
+    if (mode == name) {
+      set_winograd(value);
+      PackedWeights::instance().set_bound(max_bytes);
+      return;
+    }
+  TORCH_CHECK_VALUE(false, "winograd: one of auto, never, always, f2, f4, got '", mode, "'");
+}
+
+int64_t packed_weights_bytes() { return PackedWeights::instance().bytes(); }
+
+}  // namespace torch_blocked

@@ -1,0 +1,52 @@
+// The operators as library.cpp registers them; torch_blocked/library.py says what they do.
+//
+// All take and return physical tensors (a blocked tensor's outer dims, then its inner blocks). A blocking is a flat
+// list of (axis, size), outermost inner block first; empty for a plain tensor.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "tensors.h"
+
+namespace torch_blocked {
+
+Tensor reorder_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
+                   IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype);
+
+Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+                       IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
+                       IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                       const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                       const std::optional<Tensor>& residual, c10::string_view activation);
+Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
+                                 IntArrayRef weight_size, IntArrayRef weight_blocking,
+                                 const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                                 IntArrayRef output_padding, int64_t block);
+std::tuple<std::string, std::string> convolution_algorithm(const Tensor& src, IntArrayRef src_blocking,
+                                                           const Tensor& weight, IntArrayRef weight_size,
+                                                           IntArrayRef weight_blocking, IntArrayRef stride,
+                                                           IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                                                           int64_t block);
+void set_winograd_by_name(c10::string_view mode, int64_t max_bytes);
+int64_t packed_weights_bytes();
+
+Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                      const Tensor& mean, const Tensor& var, double eps);
+
+std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, int64_t channels, IntArrayRef output_size, c10::string_view mode,
+                                    IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                    bool count_include_pad, std::optional<int64_t> divisor_override, bool indices);
+Tensor upsample_cpu(const Tensor& src, IntArrayRef output_size, c10::string_view mode, bool align_corners,
+                    std::optional<double> scale_h, std::optional<double> scale_w);
+
+// ---- memory (tensors.cpp)
+
+void empty_cache();
+int64_t cached_bytes();
+// Turns guards on or off and returns how many outputs freed since the last call had theirs overwritten.
+int64_t guard_outputs(bool on);
+
+}  // namespace torch_blocked

@@ -1,0 +1,45 @@
+#include "../reorder.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/where.h>
+
+#include <cmath>
+#include <limits>
+
+#include "operators.h"
+
+namespace torch_blocked {
+
+// Floating point to integer rounds to nearest even and saturates (NaN becomes 0); every other pair is torch's own.
+static Tensor convert(const Tensor& src, at::ScalarType dtype) {
+  const bool rounds = at::isFloatingType(src.scalar_type()) && at::isIntegralType(dtype, /*includeBool=*/false);
+  if (!rounds) return src.to(dtype);
+  const Tensor exact = src.to(at::kDouble).nan_to_num(0.0).round();
+  const int64_t bits = 8 * c10::elementSize(dtype);
+  const bool is_signed = c10::isSignedType(dtype);
+  const double upper = std::ldexp(1.0, is_signed ? bits - 1 : bits), lower = is_signed ? -upper : 0.0;
+  if (bits < 64) return exact.clamp(lower, upper - 1).to(dtype);
+  // 2^63 - 1 and 2^64 - 1 are no doubles: what reaches 2^63 or 2^64 is set apart.
+  const int64_t largest = is_signed ? std::numeric_limits<int64_t>::max() : -1;  // -1 has the bits of 2^64 - 1
+  const Tensor in_range = at::where(exact >= upper, at::full_like(exact, 0.0), exact.clamp_min(lower)).to(dtype);
+  return at::where(exact >= upper, at::full_like(in_range.view(at::kLong), largest), in_range.view(at::kLong))
+      .view(dtype);
+}
+
+Tensor reorder_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
+                   IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype) {
+  const at::ScalarType dst_dtype = dtype.value_or(src.scalar_type());
+  describe("reorder: src", src, size, src_blocking);  // checked before anything is done
+  Tensor dst = empty_physical("reorder: dst", size, dst_order, dst_blocking, dst_dtype);
+  if (dst.numel() == 0) return dst;
+  const Tensor converted = dst_dtype == src.scalar_type() ? src.resolve_conj().resolve_neg() : convert(src, dst_dtype);
+  const MemoryDesc src_md = describe("reorder: src", converted, size, src_blocking);
+  const MemoryDesc dst_md = describe("reorder: dst", dst, size, dst_blocking);
+  or_out_of_memory("reorder", [&] {
+    reorder(src_md, converted.const_data_ptr(), dst_md, dst.mutable_data_ptr(), dst.element_size(), num_threads());
+  });
+  return dst;
+}
+
+}  // namespace torch_blocked

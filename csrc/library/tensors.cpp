@@ -1,0 +1,164 @@
+#include "tensors.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <vector>
+
+#include "../conv/packed_weights.h"
+
+namespace torch_blocked {
+
+int64_t num_threads() { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
+
+// ---- memory
+
+namespace {
+
+// For tests: outputs come filled with 0xff (NaN as floats) between guard bytes, which are looked at when they are
+// freed.
+constexpr size_t guard_bytes = 64;
+constexpr unsigned char poison = 0xff;
+std::atomic<bool> guards_on{false};
+std::atomic<int64_t> guards_damaged{0};
+
+struct PoolAllocator final : c10::Allocator {
+  struct Context {
+    unsigned char* block;
+    size_t bytes, guard;
+  };
+  static void release(void* context) {
+    Context* const c = static_cast<Context*>(context);
+    const auto damaged = [&](size_t at) {
+      return std::any_of(c->block + at, c->block + at + c->guard, [](unsigned char byte) { return byte != poison; });
+    };
+    if (c->guard && (damaged(0) || damaged(c->bytes - c->guard))) guards_damaged++;
+    Pool::instance().release(c->block, c->bytes);
+    delete c;
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
+    const size_t guard = guards_on ? guard_bytes : 0;
+    Context c{nullptr, bytes + 2 * guard, guard};
+    try {
+      c.block = static_cast<unsigned char*>(Pool::instance().allocate(c.bytes));
+    } catch (const std::bad_alloc&) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "torch_blocked: can't allocate memory: you tried to allocate ", bytes,
+                       " bytes; use a smaller batch");
+    }
+    if (guard) std::memset(c.block, poison, c.bytes);
+    return {c.block + guard, new Context(c), &release, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* dst, const void* src, size_t bytes) const override { default_copy_data(dst, src, bytes); }
+};
+
+}  // namespace
+
+Tensor empty_pooled(IntArrayRef size, at::ScalarType dtype) {
+  static PoolAllocator allocator;
+  return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
+}
+
+void empty_cache() {
+  Pool::instance().empty();
+  PackedWeights::instance().empty();
+}
+int64_t cached_bytes() { return Pool::instance().cached_bytes(); }
+
+int64_t guard_outputs(bool on) {
+  guards_on = on;
+  return guards_damaged.exchange(0);
+}
+
+// ---- descriptors
+
+// So that no product of block sizes overflows.
+static void check_inner_numel(const char* name, const MemoryDesc& md) {
+  int64_t numel = 1;
+  for (int i = 0; i < md.inner_nblks; i++) {
+    numel *= md.inner_blks[i];
+    TORCH_CHECK_VALUE(numel <= (1 << 20), name, ": the inner blocks hold at most 2**20 elements, got blocks ",
+                      IntArrayRef(md.inner_blks, md.inner_nblks));
+  }
+}
+
+MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, IntArrayRef blocking) {
+  MemoryDesc md;
+  md.ndims = size.size();
+  TORCH_CHECK_VALUE(md.ndims <= max_ndims, name, ": at most ", max_ndims, " dims, got size ", size);
+  TORCH_CHECK_VALUE(blocking.size() % 2 == 0 && blocking.size() / 2 <= max_ndims, name, ": a blocking is at most ",
+                    max_ndims, " (axis, size) pairs in one list, got ", blocking);
+  md.inner_nblks = blocking.size() / 2;
+  for (int d = 0; d < md.ndims; d++) {
+    TORCH_CHECK_VALUE(size[d] >= 0, name, ": sizes are not negative, got ", size);
+    md.dims[d] = size[d];
+  }
+  for (int i = 0; i < md.inner_nblks; i++) {
+    const int64_t axis = blocking[2 * i], block = blocking[2 * i + 1];
+    TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && block > 0 && block <= (1 << 20), name, ": block of ", block,
+                      " along axis ", axis, " of a tensor of ", md.ndims, " dims");
+    md.inner_idxs[i] = axis;
+    md.inner_blks[i] = block;
+  }
+  check_inner_numel(name, md);
+  std::vector<int64_t> expected;
+  for (int d = 0; d < md.ndims; d++) expected.push_back(md.outer(d));
+  for (int i = 0; i < md.inner_nblks; i++) expected.push_back(md.inner_blks[i]);
+  TORCH_CHECK_VALUE(physical.sizes() == IntArrayRef(expected), name, " of size ", size, " and blocking ", blocking,
+                    " has the physical shape ", IntArrayRef(expected), ", got ", physical.sizes());
+  for (int d = 0; d < md.ndims; d++) md.strides[d] = physical.stride(d);
+  int64_t inner_stride = 1;
+  for (int i = md.inner_nblks - 1; i >= 0; i--) {
+    TORCH_CHECK_VALUE(md.inner_blks[i] == 1 || physical.stride(md.ndims + i) == inner_stride, name,
+                      ": inner blocks are dense, got a physical tensor with strides ", physical.strides());
+    inner_stride *= md.inner_blks[i];
+  }
+  return md;
+}
+
+Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
+                      at::ScalarType dtype) {
+  MemoryDesc md;
+  md.ndims = size.size();
+  std::copy(size.begin(), size.end(), md.dims);
+  TORCH_CHECK_VALUE(blocking.size() % 2 == 0 && blocking.size() / 2 <= max_ndims, name, ": bad blocking ", blocking);
+  md.inner_nblks = blocking.size() / 2;
+  for (int i = 0; i < md.inner_nblks; i++) {
+    const int64_t axis = blocking[2 * i], block = blocking[2 * i + 1];
+    TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && block > 0 && block <= (1 << 20), name, ": bad blocking ",
+                      blocking);
+    md.inner_idxs[i] = axis;
+    md.inner_blks[i] = block;
+  }
+  check_inner_numel(name, md);
+  std::vector<int64_t> in_memory, back(size.size(), -1);
+  TORCH_CHECK_VALUE(order.size() == size.size(), name, ": order ", order, " names each of ", size.size(), " axes once");
+  for (const int64_t axis : order) {
+    TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && back[axis] < 0, name, ": order ", order, " names each of ",
+                      size.size(), " axes once");
+    back[axis] = in_memory.size();
+    in_memory.push_back(md.outer(axis));
+  }
+  for (int i = 0; i < md.inner_nblks; i++) {
+    back.push_back(in_memory.size());
+    in_memory.push_back(md.inner_blks[i]);
+  }
+  const Tensor dense = empty_pooled(in_memory, dtype);
+  return std::is_sorted(back.begin(), back.end()) ? dense : dense.permute(back);
+}
+
+Tensor channel_vector(const char* name, const std::optional<Tensor>& tensor, int64_t channels) {
+  if (!tensor.has_value() || !tensor->defined()) return {};
+  TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == channels, name, " has one value a channel, [", channels,
+                    "], got shape ", tensor->sizes());
+  TORCH_CHECK_TYPE(tensor->scalar_type() == at::kFloat, name, " is float32, got ", tensor->scalar_type());
+  return tensor->contiguous();
+}
+
+const float* data_or_null(const Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr; }
+
+}  // namespace torch_blocked

@@ -1,0 +1,43 @@
+// What the operators share: outputs and scratch memory, descriptors of physical tensors, checks.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <new>
+#include <optional>
+
+#include "../memory_desc.h"
+#include "../pool.h"
+
+namespace torch_blocked {
+
+using at::IntArrayRef;
+using at::Tensor;
+
+int64_t num_threads();
+
+Tensor empty_pooled(IntArrayRef size, at::ScalarType dtype);
+
+// Runs what may want scratch memory; where there is none, PyTorch's own error.
+template <class Body>
+void or_out_of_memory(const char* name, const Body& body) {
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+    Pool::instance().empty();  // what was kept for reuse may be what is missing
+    TORCH_CHECK_WITH(OutOfMemoryError, false, name, ": can't allocate scratch memory; use a smaller batch");
+  }
+}
+
+// The descriptor of a physical tensor; checks that its shape is what the logical size and the blocking give.
+MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, IntArrayRef blocking);
+
+// A dense physical tensor whose outer dims lie in memory in the order `order`.
+Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
+                      at::ScalarType dtype);
+
+// A vector of one value a channel, dense; an undefined tensor where it is absent.
+Tensor channel_vector(const char* name, const std::optional<Tensor>& tensor, int64_t channels);
+const float* data_or_null(const Tensor& tensor);
+
+}  // namespace torch_blocked
