@@ -55,6 +55,10 @@ TORCH_LIBRARY(torch_blocked, m) {
       "convolution_transpose(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
       "Tensor? bias, int[] stride, int[] padding, int[] output_padding, int block) -> Tensor");
   m.def(
+      "convolution_weight_gradient(Tensor src, int[] src_blocking, Tensor diff_dst, int[] weight_size, int[] "
+      "weight_order, "
+      "int[] weight_blocking, int[] stride, int[] padding, int[] dilation, int groups) -> Tensor");
+  m.def(
       "convolution_algorithm(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
       "int[] stride, int[] padding, int[] dilation, int groups, int block) -> (str, str)");
   m.def("set_winograd(str mode, int max_bytes) -> ()", torch_blocked::set_winograd_by_name);
@@ -79,6 +83,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("reorder", torch_blocked::reorder_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
   m.impl("convolution_transpose", torch_blocked::convolution_transpose_cpu);
+  m.impl("convolution_weight_gradient", torch_blocked::convolution_weight_gradient_cpu);
   m.impl("convolution_algorithm", torch_blocked::convolution_algorithm);
   m.impl("batch_norm", torch_blocked::batch_norm_cpu);
   m.impl("pool", torch_blocked::pool_cpu);

@@ -19,6 +19,11 @@ output_padding, block) -> dst``
     Transposed convolution of 1 or 2 spatial dims, float32, without groups or dilation. src is blocked by `block`
     channels, weight plain or blocked by channels, of logical size (ic, oc, kh, kw); dst as above.
 
+``torch_blocked::convolution_weight_gradient(src, src_blocking, diff_dst, weight_size, weight_order, weight_blocking,
+stride, padding, dilation, groups) -> diff_weight``
+    The gradient of `convolution` with respect to its weight, float32. src is blocked as diff_dst, or plain without
+    groups; diff_weight is dense, its outer axes in memory as `weight_order` says, its padding zero.
+
 ``torch_blocked::pool(src, channels, output_size, mode, kernel=[], stride=[], padding=[], dilation=[],
 count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)``
     Windows over h and w, float32; all lists are (h, w). src is (n, ceil(channels / block), h, w, block), dst that of
@@ -54,6 +59,7 @@ ops = torch.ops.torch_blocked
 
 reorder_op = ops.reorder.default
 convolution_op = ops.convolution.default
+convolution_weight_gradient_op = ops.convolution_weight_gradient.default
 convolution_transpose_op = ops.convolution_transpose.default
 batch_norm_op = ops.batch_norm.default
 pool_op = ops.pool.default
@@ -272,6 +278,30 @@ def convolution_transpose_aten(
     return plain_to_blocked(y, range(ndim), (1, block))
 
 
+def convolution_weight_gradient_aten(
+    src: Tensor,
+    src_blocking: Sequence[int],
+    diff_dst: Tensor,
+    weight_size: Sequence[int],
+    weight_order: Sequence[int],
+    weight_blocking: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """`convolution_weight_gradient` in ATen operations: any device, differentiable."""
+    ndim = len(weight_size)
+    x = blocked_to_plain(src, (src.size(0), weight_size[1] * groups, *src.shape[2:ndim]), src_blocking)
+    dst_size = (diff_dst.size(0), weight_size[0], *diff_dst.shape[2:ndim])
+    diff = blocked_to_plain(diff_dst, dst_size, (1, int(diff_dst.size(-1))))
+    _, diff_weight, _ = torch.ops.aten.convolution_backward(
+        diff, x, x.new_zeros(weight_size), None, stride, padding, dilation, False, [0] * (ndim - 2), groups,
+        [False, True, False],
+    )  # fmt: skip
+    return plain_to_blocked(diff_weight, weight_order, weight_blocking)
+
+
 def batch_norm_aten(
     src: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> Tensor:
@@ -346,11 +376,16 @@ def _reorder_fake(
     dst_blocking: Sequence[int],
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    blocking = Blocking(_pairs(dst_blocking))
-    outer, ndim = blocking.outer(tuple(size)), len(size)
-    back = [list(dst_order).index(d) for d in range(ndim)] + [ndim + i for i in range(len(blocking))]
-    shape = [outer[d] for d in dst_order] + list(blocking.inner_blks)
-    return src.new_empty(shape, dtype=dtype or src.dtype).permute(back)
+    return _new_physical(src, size, dst_order, dst_blocking, dtype or src.dtype)
+
+
+def _new_physical(
+    like: Tensor, size: Sequence[int], order: Sequence[int], blocking: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    blocks = Blocking(_pairs(blocking))
+    outer, ndim = blocks.outer(tuple(size)), len(size)
+    back = [list(order).index(d) for d in range(ndim)] + [ndim + i for i in range(len(blocks))]
+    return like.new_empty([outer[d] for d in order] + list(blocks.inner_blks), dtype=dtype).permute(back)
 
 
 @torch.library.register_fake("torch_blocked::convolution")
@@ -394,6 +429,19 @@ def _convolution_transpose_fake(
         for i in range(len(weight_size) - 2)
     ]
     return src.new_empty([src.size(0), -(-weight_size[1] // block), *spatial, block])
+
+
+@torch.library.register_fake("torch_blocked::convolution_weight_gradient")
+def _convolution_weight_gradient_fake(
+    src: Tensor,
+    src_blocking: Sequence[int],
+    diff_dst: Tensor,
+    weight_size: Sequence[int],
+    weight_order: Sequence[int],
+    weight_blocking: Sequence[int],
+    *window: Sequence[int] | int,
+) -> Tensor:
+    return _new_physical(src, weight_size, weight_order, weight_blocking, src.dtype)
 
 
 @torch.library.register_fake("torch_blocked::batch_norm")
@@ -457,6 +505,7 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
 _register_vjp("reorder", reorder_aten)
 _register_vjp("convolution", convolution_aten)
 _register_vjp("convolution_transpose", convolution_transpose_aten)
+_register_vjp("convolution_weight_gradient", convolution_weight_gradient_aten)
 _register_vjp("batch_norm", batch_norm_aten)
 _register_vjp("pool", pool_aten)
 _register_vjp("upsample", upsample_aten)

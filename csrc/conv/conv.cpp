@@ -87,7 +87,7 @@ static Conv with_weights(const Conv& conv, const MemoryDesc& wei_md, const float
   return with;
 }
 
-static int64_t elements(const MemoryDesc& md) {
+int64_t elements(const MemoryDesc& md) {
   int64_t count = md.inner_numel();
   for (int d = 0; d < md.ndims; d++) count *= md.outer(d);
   return count;

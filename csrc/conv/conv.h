@@ -87,6 +87,10 @@ void convolve(const Conv& conv, const WeightKey* key);
 // to its src, of the convolution of these strides and paddings from dst to src. Dilation 1, no groups, 1 or 2 dims, src
 // blocked as dst, no residual.
 void convolve_transposed(const Conv& conv, const WeightKey* key);
+// The gradient with respect to the weights of conv, whose wei_md describes diff_wei and whose dst and wei are not
+// looked at; diff_dst is laid out as dst. src is plain, without groups, or blocked as dst. Every byte of diff_wei is
+// written.
+void convolve_weight_gradient(const Conv& conv, const float* diff_dst, float* diff_wei);
 struct Choice {
   const Algorithm* algorithm;
   std::string reason;
@@ -99,6 +103,13 @@ Choice explain(const Conv& conv, const WeightKey* key);
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks);
 // The same dims, strides (but where a dim is 1 they do not matter) and blocks.
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
+// Elements of a dense tensor, padding included.
+int64_t elements(const MemoryDesc& md);
+
+// Every group is one channel of src and one of dst: lane i of dst reads lane i of src.
+inline bool is_depthwise(const Conv& c) { return c.group_ic() == 1 && c.group_oc() == 1; }
+// What a block of output channels reads: a map for every channel of a group and src block that some lanes find it in.
+std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block);
 
 // How many input channel blocks are summed in one go where each has `taps` products a lane: the error of a sum of n
 // products grows as sqrt(n), so long ones are cut into parts of about sum_products.

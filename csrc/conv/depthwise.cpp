@@ -16,8 +16,6 @@ bool can(const Conv& c) {
   return c.groups > 1 && c.src_md.single_block(1) == c.block && c.block <= max_lanes && c.kernels() != nullptr;
 }
 
-bool is_depthwise(const Conv& c) { return c.group_ic() == 1 && c.group_oc() == 1; }
-
 // Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
 // pixel.
 int64_t column_stride(const Conv& c) {
@@ -92,7 +90,8 @@ Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()) {
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
 }
 
-// What a block of output channels reads: a map for every channel of a group and src block that some lanes find it in.
+}  // namespace
+
 std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block) {
   if (is_depthwise(c)) return {LaneMap{oc_block * c.src_md.strides[1], 0, {}, {}}};  // every lane its own
   std::vector<LaneMap> maps;
@@ -111,6 +110,8 @@ std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block) {
   }
   return maps;
 }
+
+namespace {
 
 // A row of dst. The next one is a step, not a division.
 struct Row {

@@ -111,14 +111,16 @@ Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, 
   return c;
 }
 
-// A new dst of as many dims as the weight has: n, oc and the spatial ones of the problem.
-Tensor empty_dst(const Conv& c, int64_t ndims) {
-  std::vector<int64_t> size = {c.n, c.oc};
+// dst's physical shape: of as many dims as the weight has, then the block.
+std::vector<int64_t> dst_shape(const Conv& c, int64_t ndims) {
+  std::vector<int64_t> shape = {c.n, c.oc_blocks()};
   const int64_t spatial[] = {c.od, c.oh, c.ow};
-  size.insert(size.end(), std::end(spatial) - (ndims - 2), std::end(spatial));
-  static constexpr int64_t order[] = {0, 1, 2, 3, 4};
-  return empty_physical("convolution: dst", size, IntArrayRef(order, ndims), {1, c.block}, at::kFloat);
+  shape.insert(shape.end(), std::end(spatial) - (ndims - 2), std::end(spatial));
+  shape.push_back(c.block);
+  return shape;
 }
+
+Tensor empty_dst(const Conv& c, int64_t ndims) { return empty_pooled(dst_shape(c, ndims), at::kFloat); }
 
 // What weights packed from this tensor may be kept under. Only where every write to it is counted: not where it is
 // plain or has plain views (blocks along one axis only), which may be written through `.data`; and not inference
@@ -202,6 +204,36 @@ Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, co
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
   convolve_transposed(c, key ? &*key : nullptr);
   return dst;
+}
+
+Tensor convolution_weight_gradient_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& diff_dst,
+                                       IntArrayRef weight_size, IntArrayRef weight_order, IntArrayRef weight_blocking,
+                                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
+  TORCH_CHECK_TYPE(diff_dst.scalar_type() == at::kFloat && src.scalar_type() == at::kFloat,
+                   "convolution_weight_gradient: float32 only, got src ", src.scalar_type(), " and diff_dst ",
+                   diff_dst.scalar_type());
+  TORCH_CHECK_VALUE(diff_dst.dim() == int64_t(weight_size.size()) + 1,
+                    "convolution_weight_gradient: diff_dst is blocked, of the weight's dims and a block, got shape ",
+                    diff_dst.sizes());
+  const int64_t block = diff_dst.size(-1);
+  const Tensor diff_weight =
+      empty_physical("convolution_weight_gradient", weight_size, weight_order, weight_blocking, at::kFloat);
+  Conv c =
+      problem(src, src_blocking, diff_weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
+  TORCH_CHECK_VALUE(
+      c.kernels() != nullptr && (c.src_md.single_block(1) == block || (c.src_md.is_plain() && groups == 1)),
+      "convolution_weight_gradient: src is plain, without groups, or has channels in blocks of ", block,
+      " that this CPU's kernels take, got ", src_blocking, " and ", groups, " groups");
+  const std::vector<int64_t> expected = dst_shape(c, weight_size.size());
+  TORCH_CHECK_VALUE(diff_dst.sizes() == IntArrayRef(expected), "convolution_weight_gradient: diff_dst has dst's shape ",
+                    IntArrayRef(expected), ", got ", diff_dst.sizes());
+  if (c.n == 0) return diff_weight.zero_();
+  const Tensor dense = diff_dst.contiguous();
+  c.src = src.const_data_ptr<float>();
+  or_out_of_memory("convolution_weight_gradient", [&] {
+    convolve_weight_gradient(c, dense.const_data_ptr<float>(), diff_weight.mutable_data_ptr<float>());
+  });
+  return diff_weight;
 }
 
 std::tuple<std::string, std::string> convolution_algorithm(const Tensor& src, IntArrayRef src_blocking,

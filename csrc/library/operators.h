@@ -25,6 +25,9 @@ Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, co
                                  IntArrayRef weight_size, IntArrayRef weight_blocking,
                                  const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
                                  IntArrayRef output_padding, int64_t block);
+Tensor convolution_weight_gradient_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& diff_dst,
+                                       IntArrayRef weight_size, IntArrayRef weight_order, IntArrayRef weight_blocking,
+                                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups);
 std::tuple<std::string, std::string> convolution_algorithm(const Tensor& src, IntArrayRef src_blocking,
                                                            const Tensor& weight, IntArrayRef weight_size,
                                                            IntArrayRef weight_blocking, IntArrayRef stride,
