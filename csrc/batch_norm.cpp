@@ -8,27 +8,128 @@
 #include "parallel.h"
 
 namespace torch_blocked {
+namespace {
 
 constexpr int64_t least_per_thread = 16 << 10;  // floats: below it a second thread costs more than it saves
+constexpr int64_t chunk_pixels = 512;           // summed in float; chunks are added in double
 
-void batch_norm(const BatchNorm& a) {
-  const int64_t blocks = (a.channels + a.block - 1) / a.block, plane = a.pixels * a.block;
-  std::vector<float> scale(blocks * a.block, 0.f), shift(blocks * a.block, 0.f);  // zero in the padding: so is dst
-  for (int64_t c = 0; c < a.channels; c++) {
-    const double weight = (a.weight ? a.weight[c] : 1.) / std::sqrt(a.var[c] + a.eps);
-    scale[c] = float(weight);
-    shift[c] = float((a.bias ? a.bias[c] : 0.) - a.mean[c] * weight);
-  }
-  const BatchNormKernels& kernels = TORCH_BLOCKED_KERNELS(batch_norm_kernels, isa());
-  const int64_t total = a.n * blocks * a.pixels;
-  const int64_t nthreads = std::min(a.nthreads, std::max<int64_t>(1, total * a.block / least_per_thread));
-  parallel_for(total, nthreads, [&](int64_t begin, int64_t end) {
+const BatchNormKernels& kernels() { return TORCH_BLOCKED_KERNELS(batch_norm_kernels, isa()); }
+
+int64_t threads_for(const BatchNormShape& s) {
+  return std::min(s.nthreads, std::max<int64_t>(1, s.n * s.blocks() * s.pixels * s.block / least_per_thread));
+}
+
+// Calls body(offset, first channel, pixels) on runs of pixels of one image and block.
+template <class Body>
+void each_run(const BatchNormShape& s, const Body& body) {
+  const int64_t plane = s.pixels * s.block;
+  parallel_for(s.n * s.blocks() * s.pixels, threads_for(s), [&](int64_t begin, int64_t end) {
     while (begin < end) {
-      const int64_t index = begin / a.pixels, pixel = begin % a.pixels, channel = index % blocks * a.block;
-      const int64_t count = std::min(end - begin, a.pixels - pixel), offset = index * plane + pixel * a.block;
-      kernels.scale_shift(a.src + offset, &scale[channel], &shift[channel], a.dst + offset, count, a.block);
+      const int64_t index = begin / s.pixels, pixel = begin % s.pixels;
+      const int64_t count = std::min(end - begin, s.pixels - pixel);
+      body(index * plane + pixel * s.block, index % s.blocks() * s.block, count);
       begin += count;
     }
+  });
+}
+
+// Calls body(offset, plane, pixels) on chunks of the planes (images times blocks), in order within a plane: each plane
+// is one thread's, so that sums do not depend on their number.
+template <class Body>
+void each_chunk(const BatchNormShape& s, const Body& body) {
+  parallel_for(s.n * s.blocks(), threads_for(s), [&](int64_t begin, int64_t end) {
+    for (int64_t plane = begin; plane < end; plane++)
+      for (int64_t pixel = 0; pixel < s.pixels; pixel += chunk_pixels)
+        body((plane * s.pixels + pixel) * s.block, plane, std::min(chunk_pixels, s.pixels - pixel));
+  });
+}
+
+std::vector<float> padded(const BatchNormShape& s, const float* values) {
+  std::vector<float> all(s.blocks() * s.block, 0.f);
+  std::copy_n(values, s.channels, all.begin());
+  return all;
+}
+
+// Of `count` numbers: their mean and the sum of the squares of what they differ from it.
+struct Spread {
+  double count = 0, mean = 0, squares = 0;
+
+  // Both sets together (Chan, Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample
+  // Variances, 1979).
+  void add(const Spread& other) {
+    if (other.count == 0) return;
+    const double both = count + other.count, apart = other.mean - mean;
+    squares += other.squares + apart * apart * count * other.count / both;
+    mean += apart * other.count / both;
+    count = both;
+  }
+};
+
+}  // namespace
+
+void batch_norm(const BatchNormShape& s, const BatchNormParameters& p, const float* src, float* dst) {
+  std::vector<float> scale(s.blocks() * s.block, 0.f), shift(scale);  // zero in the padding: so is dst
+  for (int64_t c = 0; c < s.channels; c++) {
+    const double weight = (p.weight ? p.weight[c] : 1.) / std::sqrt(p.var[c] + p.eps);
+    scale[c] = float(weight);
+    shift[c] = float((p.bias ? p.bias[c] : 0.) - p.mean[c] * weight);
+  }
+  each_run(s, [&](int64_t offset, int64_t channel, int64_t pixels) {
+    kernels().scale_shift(src + offset, &scale[channel], &shift[channel], dst + offset, pixels, s.block);
+  });
+}
+
+void batch_norm_statistics(const BatchNormShape& s, const float* src, float* mean, float* var) {
+  std::vector<Spread> planes(s.n * s.blocks() * s.block);
+  each_chunk(s, [&](int64_t offset, int64_t plane, int64_t pixels) {
+    // Centered on one of them, which is near their mean where that is large.
+    const float* const center = src + offset;
+    std::vector<float> sums(2 * s.block);
+    kernels().moments(center, center, sums.data(), pixels, s.block);
+    for (int64_t i = 0; i < s.block; i++) {
+      const double n = double(pixels), sum = sums[i];
+      planes[plane * s.block + i].add({n, center[i] + sum / n, std::max(0., sums[s.block + i] - sum * sum / n)});
+    }
+  });
+  for (int64_t c = 0; c < s.channels; c++) {
+    Spread all;
+    for (int64_t n = 0; n < s.n; n++) all.add(planes[n * s.blocks() * s.block + c]);
+    mean[c] = float(all.mean);
+    var[c] = float(all.squares / all.count);
+  }
+}
+
+void batch_norm_backward(const BatchNormShape& s, const float* weight, const float* mean, const float* invstd,
+                         bool training, const float* diff_dst, const float* src, float* diff_src, float* diff_weight,
+                         float* diff_bias) {
+  const std::vector<float> means = padded(s, mean);
+  std::vector<double> planes(s.n * s.blocks() * s.block * 2);
+  each_chunk(s, [&](int64_t offset, int64_t plane, int64_t pixels) {
+    std::vector<float> sums(2 * s.block);
+    kernels().gradient_sums(diff_dst + offset, src + offset, &means[plane % s.blocks() * s.block], sums.data(), pixels,
+                            s.block);
+    for (int64_t i = 0; i < 2 * s.block; i++) planes[plane * 2 * s.block + i] += sums[i];
+  });
+  std::vector<float> scale(s.blocks() * s.block, 0.f), slope(scale), shift(scale);
+  for (int64_t c = 0; c < s.channels; c++) {
+    double sum = 0, products = 0;
+    for (int64_t n = 0; n < s.n; n++) {
+      const double* const sums = &planes[(n * s.blocks() + c / s.block) * 2 * s.block + c % s.block];
+      sum += sums[0];
+      products += sums[s.block];
+    }
+    const double inverse = invstd[c], factor = (weight ? weight[c] : 1.) * inverse, count = double(s.n * s.pixels);
+    scale[c] = float(factor);
+    if (training) {
+      slope[c] = float(-factor * inverse * inverse * products / count);
+      shift[c] = float(-factor * sum / count);
+    }
+    diff_weight[c] = float(products * inverse);
+    diff_bias[c] = float(sum);
+  }
+  each_run(s, [&](int64_t offset, int64_t channel, int64_t pixels) {
+    kernels().gradient(diff_dst + offset, src + offset, &scale[channel], &means[channel], &slope[channel],
+                       &shift[channel], diff_src + offset, pixels, s.block);
   });
 }
 

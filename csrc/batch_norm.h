@@ -1,22 +1,35 @@
-// Batch normalization of a blocked tensor by given statistics.
+// Batch normalization of a blocked tensor, and its gradient.
 #pragma once
 #include <cstdint>
 
 namespace torch_blocked {
 
-struct BatchNorm {
-  int64_t n, channels, pixels, block;  // src and dst are (n, ceil(channels / block), pixels, block), dense
-  const float* src;
-  const float* weight;  // null: ones
-  const float* bias;    // null: zeros
+// Tensors are (n, ceil(channels / block), pixels, block), dense.
+struct BatchNormShape {
+  int64_t n, channels, pixels, block;
+  int64_t nthreads;
+  int64_t blocks() const { return (channels + block - 1) / block; }
+};
+
+// A value a channel; weight null: ones, bias null: zeros.
+struct BatchNormParameters {
+  const float* weight;
+  const float* bias;
   const float* mean;
   const float* var;
   double eps;
-  float* dst;
-  int64_t nthreads;
 };
 
 // dst = (src - mean) / sqrt(var + eps) * weight + bias; dst's padding is zero.
-void batch_norm(const BatchNorm& args);
+void batch_norm(const BatchNormShape& shape, const BatchNormParameters& parameters, const float* src, float* dst);
+
+// Mean and biased variance of each channel.
+void batch_norm_statistics(const BatchNormShape& shape, const float* src, float* mean, float* var);
+
+// The gradients of batch_norm with respect to src, weight and bias. invstd is 1 / sqrt(var + eps); where `training`,
+// both statistics are those of src. diff_src's padding is zero.
+void batch_norm_backward(const BatchNormShape& shape, const float* weight, const float* mean, const float* invstd,
+                         bool training, const float* diff_dst, const float* src, float* diff_src, float* diff_weight,
+                         float* diff_bias);
 
 }  // namespace torch_blocked

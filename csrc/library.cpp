@@ -64,6 +64,10 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def("set_winograd(str mode, int max_bytes) -> ()", torch_blocked::set_winograd_by_name);
   m.def("packed_weights_bytes() -> int", torch_blocked::packed_weights_bytes);
   m.def("batch_norm(Tensor src, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps) -> Tensor");
+  m.def("batch_norm_statistics(Tensor src, SymInt channels) -> (Tensor, Tensor)");
+  m.def(
+      "batch_norm_backward(Tensor diff_dst, Tensor src, Tensor? weight, Tensor mean, Tensor invstd, bool "
+      "training) -> (Tensor, Tensor, Tensor)");
   m.def(
       "pool(Tensor src, SymInt channels, SymInt[] output_size, str mode, int[] kernel=[], int[] stride=[], "
       "int[] padding=[], int[] dilation=[], bool count_include_pad=True, int? divisor_override=None, "
@@ -86,6 +90,8 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("convolution_weight_gradient", torch_blocked::convolution_weight_gradient_cpu);
   m.impl("convolution_algorithm", torch_blocked::convolution_algorithm);
   m.impl("batch_norm", torch_blocked::batch_norm_cpu);
+  m.impl("batch_norm_statistics", torch_blocked::batch_norm_statistics_cpu);
+  m.impl("batch_norm_backward", torch_blocked::batch_norm_backward_cpu);
   m.impl("pool", torch_blocked::pool_cpu);
   m.impl("upsample", torch_blocked::upsample_cpu);
 }

@@ -24,6 +24,15 @@ stride, padding, dilation, groups) -> diff_weight``
     The gradient of `convolution` with respect to its weight, float32. src is blocked as diff_dst, or plain without
     groups; diff_weight is dense, its outer axes in memory as `weight_order` says, its padding zero.
 
+``torch_blocked::batch_norm_statistics(src, channels) -> (mean, var)``
+    Mean and biased variance of each channel over everything else; src is (n, ceil(channels / block), ..., block),
+    float32.
+
+``torch_blocked::batch_norm_backward(diff_dst, src, weight, mean, invstd, training) -> (diff_src, diff_weight,
+diff_bias)``
+    The gradients of batch normalization, (src - mean) * invstd * weight + bias; where `training`, the statistics are
+    src's own.
+
 ``torch_blocked::pool(src, channels, output_size, mode, kernel=[], stride=[], padding=[], dilation=[],
 count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)``
     Windows over h and w, float32; all lists are (h, w). src is (n, ceil(channels / block), h, w, block), dst that of
@@ -62,6 +71,8 @@ convolution_op = ops.convolution.default
 convolution_weight_gradient_op = ops.convolution_weight_gradient.default
 convolution_transpose_op = ops.convolution_transpose.default
 batch_norm_op = ops.batch_norm.default
+batch_norm_statistics_op = ops.batch_norm_statistics.default
+batch_norm_backward_op = ops.batch_norm_backward.default
 pool_op = ops.pool.default
 upsample_op = ops.upsample.default
 
@@ -306,12 +317,40 @@ def batch_norm_aten(
     src: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> Tensor:
     """`batch_norm` in ATen operations: any device, any floating dtype, differentiable."""
-    block = src.size(-1)
     scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
     shift = -mean * scale if bias is None else bias - mean * scale
-    shape = [-1, *[1] * (src.dim() - 3), block]
-    tail = [0, -mean.size(0) % block]
-    return src * F.pad(scale, tail).view(shape) + F.pad(shift, tail).view(shape)
+    return src * _channels_as(src, scale) + _channels_as(src, shift)
+
+
+def _channels_as(src: Tensor, values: Tensor) -> Tensor:
+    """A value a channel, of the physical shape that broadcasts against `src`."""
+    block = src.size(-1)
+    return F.pad(values, [0, -values.size(0) % block]).view([-1, *[1] * (src.dim() - 3), block])
+
+
+def batch_norm_statistics_aten(src: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """`batch_norm_statistics` in ATen operations: any device, any floating dtype, differentiable."""
+    dims = [0, *range(2, src.dim() - 1)]
+    # Not var_mean, whose mean of infinities is NaN.
+    mean, var = src.mean(dims), src.var(dims, correction=0)
+    return mean.flatten()[:channels].clone(), var.flatten()[:channels].clone()
+
+
+def batch_norm_backward_aten(
+    diff_dst: Tensor, src: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, training: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`batch_norm_backward` in ATen operations: any device, any floating dtype, differentiable."""
+    dims, channels = [0, *range(2, src.dim() - 1)], mean.size(0)
+    apart = src - _channels_as(src, mean)
+    total = diff_dst.sum(dims).flatten()[:channels]
+    products = (diff_dst * apart).sum(dims).flatten()[:channels]
+    factor = invstd if weight is None else invstd * weight
+    diff_src = diff_dst * _channels_as(src, factor)
+    if training:
+        count = src.numel() // (src.size(1) * src.size(-1))
+        slope, shift = -factor * invstd.square() * products / count, -factor * total / count
+        diff_src = diff_src + apart * _channels_as(src, slope) + _channels_as(src, shift)
+    return diff_src, products * invstd, total.clone()
 
 
 def pool_aten(
@@ -451,6 +490,19 @@ def _batch_norm_fake(
     return torch.empty_like(src, memory_format=torch.contiguous_format)
 
 
+@torch.library.register_fake("torch_blocked::batch_norm_statistics")
+def _batch_norm_statistics_fake(src: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    return src.new_empty([channels]), src.new_empty([channels])
+
+
+@torch.library.register_fake("torch_blocked::batch_norm_backward")
+def _batch_norm_backward_fake(
+    diff_dst: Tensor, src: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, training: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    diff_src = torch.empty_like(src, memory_format=torch.contiguous_format)
+    return diff_src, torch.empty_like(mean), torch.empty_like(mean)
+
+
 @torch.library.register_fake("torch_blocked::pool")
 def _pool_fake(
     src: Tensor,
@@ -485,7 +537,7 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
         ctx.save_for_backward(*(inputs[i] for i in ctx.positions))
         ctx.others = [None if isinstance(a, Tensor) else a for a in inputs]
 
-    def backward(ctx, grad: Tensor, *_: Tensor | None) -> tuple:  # noqa: ANN001
+    def backward(ctx, *diffs: Tensor | None) -> tuple:  # noqa: ANN001
         inputs, grads = list(ctx.others), [None] * len(ctx.others)
         wanted = [i for i in ctx.positions if ctx.needs_input_grad[i]]
         twice = torch.is_grad_enabled()  # the gradient is differentiated again
@@ -493,10 +545,13 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
             inputs[i] = tensor if i not in wanted or twice else tensor.detach().requires_grad_()
         with torch.enable_grad():
             dst = aten(*inputs)
-        dst = dst[0] if isinstance(dst, tuple) else dst  # the others are integers
-        found = torch.autograd.grad(dst, [inputs[i] for i in wanted], grad, create_graph=twice)
-        for i, g in zip(wanted, found, strict=True):
-            grads[i] = g
+        dsts = dst if isinstance(dst, tuple) else (dst,)
+        pairs = [(d, diff) for d, diff in zip(dsts, diffs, strict=True) if d.requires_grad and diff is not None]
+        if pairs:
+            dsts, diffs = zip(*pairs, strict=True)
+            found = torch.autograd.grad(dsts, [inputs[i] for i in wanted], diffs, create_graph=twice, allow_unused=True)
+            for i, g in zip(wanted, found, strict=True):
+                grads[i] = g
         return tuple(grads)
 
     torch.library.register_autograd(f"torch_blocked::{name}", backward, setup_context=setup_context)
@@ -507,5 +562,7 @@ _register_vjp("convolution", convolution_aten)
 _register_vjp("convolution_transpose", convolution_transpose_aten)
 _register_vjp("convolution_weight_gradient", convolution_weight_gradient_aten)
 _register_vjp("batch_norm", batch_norm_aten)
+_register_vjp("batch_norm_statistics", batch_norm_statistics_aten)
+_register_vjp("batch_norm_backward", batch_norm_backward_aten)
 _register_vjp("pool", pool_aten)
 _register_vjp("upsample", upsample_aten)

@@ -3,16 +3,31 @@
 #include "operators.h"
 
 namespace torch_blocked {
+namespace {
+
+// The shape of src, (n, blocks, ..., block) of `channels` channels; checked.
+BatchNormShape describe(const char* name, const Tensor& src, int64_t channels) {
+  TORCH_CHECK_VALUE(src.dim() >= 3, name, ": src is (n, blocks, ..., block), got ", src.sizes());
+  const int64_t block = src.size(-1);
+  TORCH_CHECK_VALUE(block > 0 && channels >= 0 && src.size(1) == (channels + block - 1) / block, name, ": ", channels,
+                    " channels in blocks of ", block, " are not the ", src.size(1), " blocks of src");
+  TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat, name, ": float32 only, got src ", src.scalar_type());
+  int64_t pixels = 1;
+  for (int64_t d = 2; d + 1 < src.dim(); d++) pixels *= src.size(d);
+  return {src.size(0), channels, pixels, block, num_threads()};
+}
+
+int64_t channels_of(const char* name, const Tensor& mean) {
+  TORCH_CHECK_VALUE(mean.dim() == 1, name, ": mean has one value a channel, got shape ", mean.sizes());
+  return mean.size(0);
+}
+
+}  // namespace
 
 Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                       const Tensor& mean, const Tensor& var, double eps) {
-  TORCH_CHECK_VALUE(mean.dim() == 1 && src.dim() >= 3,
-                    "batch_norm: src is (n, blocks, ..., block), mean (channels), got ", src.sizes(), " and ",
-                    mean.sizes());
-  const int64_t channels = mean.size(0), block = src.size(-1);
-  TORCH_CHECK_VALUE(block > 0 && src.size(1) == (channels + block - 1) / block, "batch_norm: ", channels,
-                    " channels in blocks of ", block, " are not the ", src.size(1), " blocks of src");
-  TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat, "batch_norm: float32 only, got src ", src.scalar_type());
+  const int64_t channels = channels_of("batch_norm", mean);
+  const BatchNormShape shape = describe("batch_norm", src, channels);
   const Tensor dense = src.contiguous();
   const Tensor dense_weight = channel_vector("batch_norm: weight", weight, channels);
   const Tensor dense_bias = channel_vector("batch_norm: bias", bias, channels);
@@ -20,10 +35,47 @@ Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, co
   const Tensor dense_var = channel_vector("batch_norm: var", var, channels);
   Tensor dst = empty_pooled(dense.sizes(), at::kFloat);
   if (dst.numel() == 0) return dst;
-  batch_norm({dense.size(0), channels, dense.numel() / (dense.size(0) * dense.size(1) * block), block,
-              dense.const_data_ptr<float>(), data_or_null(dense_weight), data_or_null(dense_bias),
-              data_or_null(dense_mean), data_or_null(dense_var), eps, dst.mutable_data_ptr<float>(), num_threads()});
+  const BatchNormParameters parameters = {data_or_null(dense_weight), data_or_null(dense_bias),
+                                          data_or_null(dense_mean), data_or_null(dense_var), eps};
+  batch_norm(shape, parameters, dense.const_data_ptr<float>(), dst.mutable_data_ptr<float>());
   return dst;
+}
+
+std::tuple<Tensor, Tensor> batch_norm_statistics_cpu(const Tensor& src, int64_t channels) {
+  const BatchNormShape shape = describe("batch_norm_statistics", src, channels);
+  TORCH_CHECK_VALUE(src.numel() > 0, "batch_norm_statistics: src has no values, shape ", src.sizes());
+  const Tensor dense = src.contiguous();
+  Tensor mean = empty_pooled({channels}, at::kFloat), var = empty_pooled({channels}, at::kFloat);
+  or_out_of_memory("batch_norm_statistics", [&] {
+    batch_norm_statistics(shape, dense.const_data_ptr<float>(), mean.mutable_data_ptr<float>(),
+                          var.mutable_data_ptr<float>());
+  });
+  return {mean, var};
+}
+
+std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_cpu(const Tensor& diff_dst, const Tensor& src,
+                                                           const std::optional<Tensor>& weight, const Tensor& mean,
+                                                           const Tensor& invstd, bool training) {
+  const int64_t channels = channels_of("batch_norm_backward", mean);
+  const BatchNormShape shape = describe("batch_norm_backward", src, channels);
+  TORCH_CHECK_VALUE(diff_dst.sizes() == src.sizes() && src.numel() > 0,
+                    "batch_norm_backward: diff_dst and src have one shape and values, got ", diff_dst.sizes(), " and ",
+                    src.sizes());
+  TORCH_CHECK_TYPE(diff_dst.scalar_type() == at::kFloat, "batch_norm_backward: float32 only, got diff_dst ",
+                   diff_dst.scalar_type());
+  const Tensor dense = src.contiguous(), dense_diff = diff_dst.contiguous();
+  const Tensor dense_weight = channel_vector("batch_norm_backward: weight", weight, channels);
+  const Tensor dense_mean = channel_vector("batch_norm_backward: mean", mean, channels);
+  const Tensor dense_invstd = channel_vector("batch_norm_backward: invstd", invstd, channels);
+  Tensor diff_src = empty_pooled(dense.sizes(), at::kFloat);
+  Tensor diff_weight = empty_pooled({channels}, at::kFloat), diff_bias = empty_pooled({channels}, at::kFloat);
+  or_out_of_memory("batch_norm_backward", [&] {
+    batch_norm_backward(shape, data_or_null(dense_weight), data_or_null(dense_mean), data_or_null(dense_invstd),
+                        training, dense_diff.const_data_ptr<float>(), dense.const_data_ptr<float>(),
+                        diff_src.mutable_data_ptr<float>(), diff_weight.mutable_data_ptr<float>(),
+                        diff_bias.mutable_data_ptr<float>());
+  });
+  return {diff_src, diff_weight, diff_bias};
 }
 
 }  // namespace torch_blocked

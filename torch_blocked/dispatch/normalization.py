@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.registry import register
-from torch_blocked.reorder import to_plain
+from torch_blocked.reorder import to_blocking, to_plain
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -113,7 +113,33 @@ def batch_norm_without_running(
 
 def _statistics(x: BlockedTensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel."""
-    physical = x._physical
-    dims = [0, *range(2, x.dim())]
-    mean, var = physical.mean(dims), physical.var(dims, correction=0)  # var_mean's mean of infinities is NaN
-    return mean.flatten()[: x.size(1)].contiguous(), var.flatten()[: x.size(1)].contiguous()
+    cpu = x._physical.device.type == "cpu"
+    op = library.batch_norm_statistics_op if cpu else library.batch_norm_statistics_aten
+    return op(x._physical, x.size(1))
+
+
+@register(aten.native_batch_norm_backward.default)
+def batch_norm_backward(
+    func: OpOverload,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Tensor | None,
+    invstd: Tensor | None,
+    training: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """By the statistics of the batch, or (eval) by the running ones."""
+    if not training and running_mean is not None and running_var is not None:
+        mean, invstd = running_mean, torch.rsqrt(running_var + eps)
+    if mean is None or not _has_kernel(x, weight, mean, invstd) or grad.dtype is not torch.float32:
+        return fallback(func, grad, x, weight, running_mean, running_var, mean, invstd, training, eps, output_mask)
+    cpu = x._physical.device.type == "cpu"
+    op = library.batch_norm_backward_op if cpu else library.batch_norm_backward_aten
+    diff_dst = to_blocking(grad, x._blocking)
+    diff_src, *others = op(diff_dst, x._physical, *map(to_plain, (weight, mean, invstd)), training)
+    grads = BlockedTensor(diff_src, x._blocking, x.shape), *others
+    return tuple(g if wanted else None for g, wanted in zip(grads, output_mask, strict=True))
