@@ -37,7 +37,8 @@ struct ConvArgs {
   int64_t wei_ic_block;  // from the first tap of an ic block to that of the next
   float* dst;
   int64_t dst_block, dst_row;
-  bool first, last;  // the sum starts here (else it adds to dst), ends here (the epilogue applies)
+  int64_t dst_step = 1;  // from one pixel of a row to the next, in pixels
+  bool first, last;      // the sum starts here (else it adds to dst), ends here (the epilogue applies)
   Epilogue epilogue;
 };
 using ConvKernel = void (*)(const ConvArgs&);
@@ -70,7 +71,8 @@ struct DepthwiseArgs {
   const float* wei;
   int64_t wei_kw;  // to the weights of the next tap of a row
   float* dst;
-  bool first, last;  // as in ConvArgs
+  int64_t dst_step = 1;  // as in ConvArgs
+  bool first, last;      // too
   Epilogue epilogue;
 };
 using DepthwiseKernel = void (*)(const DepthwiseArgs&);
