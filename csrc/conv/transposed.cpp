@@ -7,26 +7,31 @@
 // dst begins inside src.
 #include <numeric>
 
+#include "../parallel.h"
 #include "../reorder.h"
 #include "conv.h"
 
 namespace torch_blocked {
 namespace {
 
-// One axis of a phase: its dst pixels, its taps, in the given filter the last of them and the distance to the next, and
-// the dilation and the padding of the convolution that it is.
+// One axis of a phase: its dst pixels, the first of them and how many, its taps, in the given filter the last of them
+// and the distance to the next, and the dilation and the padding of the convolution that it is.
 struct PhaseAxis {
-  int64_t dst, taps, last_tap, tap_step, dilation, pad;
+  int64_t first, dst, taps, last_tap, tap_step, dilation, pad;
 };
 
-PhaseAxis phase_axis(int64_t first_dst, int64_t dst, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad) {
+// The phases of an axis that have taps: one for each of the first stride / g taps.
+std::vector<PhaseAxis> phases(int64_t dst, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad) {
   const int64_t divisor = std::gcd(stride, dilation), step = stride / divisor, apart = dilation / divisor;
-  const int64_t pixels = (dst - first_dst + stride - 1) / stride;
-  int64_t tap = 0;
-  while (tap < std::min(kernel, step) && (first_dst + pad - tap * dilation) % stride != 0) tap++;
-  if (tap == std::min(kernel, step)) return {pixels, 1, 0, 1, 1, pixels};  // no taps: one that sees padding only
-  const int64_t taps = (kernel - tap + step - 1) / step, src = (first_dst + pad - tap * dilation) / stride;
-  return {pixels, taps, tap + (taps - 1) * step, step, apart, (taps - 1) * apart - src};
+  std::vector<PhaseAxis> all;
+  for (int64_t tap = 0; tap < std::min(kernel, step); tap++) {
+    const int64_t first = ((tap * dilation - pad) % stride + stride) % stride;
+    if (first >= dst) continue;
+    const int64_t taps = (kernel - tap + step - 1) / step, src = (first + pad - tap * dilation) / stride;
+    all.push_back({first, (dst - first + stride - 1) / stride, taps, tap + (taps - 1) * step, step, apart,
+                   (taps - 1) * apart - src});
+  }
+  return all;
 }
 
 // The same problem with weights (oc, ic / groups, ...): a view of the given (ic, oc / groups, ...). With groups of
@@ -72,17 +77,12 @@ class SwappedWeights {
   std::vector<float> copied_;
 };
 
-// The phase of the dst pixels from (plane, row, col) on.
-Conv phase(const Conv& given, int64_t plane, int64_t row, int64_t col) {
-  const PhaseAxis axes[] = {
-      phase_axis(row, given.oh, given.kh, given.stride_h, given.dilation_h, given.pad_h),
-      phase_axis(col, given.ow, given.kw, given.stride_w, given.dilation_w, given.pad_w),
-      phase_axis(plane, given.od, given.kd, given.stride_d, given.dilation_d, given.pad_d),
-  };
-  const auto& [h, w, d] = axes;
+// One phase as a convolution.
+Conv phase(const Conv& given, const PhaseAxis& d, const PhaseAxis& h, const PhaseAxis& w) {
+  const PhaseAxis* const axes[] = {&h, &w, &d};
   Conv c = given;
   for (int axis = 2; axis < c.wei_md.ndims; axis++) {
-    const PhaseAxis& along = axes[axis - 2];
+    const PhaseAxis& along = *axes[axis - 2];
     c.wei += along.last_tap * c.wei_md.strides[axis];
     c.wei_md.dims[axis] = along.taps;
     c.wei_md.strides[axis] *= -along.tap_step;
@@ -90,31 +90,78 @@ Conv phase(const Conv& given, int64_t plane, int64_t row, int64_t col) {
   c.od = d.dst, c.kd = d.taps, c.dilation_d = d.dilation, c.pad_d = d.pad, c.stride_d = 1;
   c.oh = h.dst, c.kh = h.taps, c.dilation_h = h.dilation, c.pad_h = h.pad, c.stride_h = 1;
   c.ow = w.dst, c.kw = w.taps, c.dilation_w = w.dilation, c.pad_w = w.pad, c.stride_w = 1;
-  if (given.stride_d == 1 && given.stride_h == 1 && given.stride_w == 1) return c;
-  const int64_t plane_size = given.oh * given.dst_row();
+  if (given.stride_d == 1 && given.stride_h == 1 && given.stride_w == 1) return c;  // dst is whole
   c.phase = Phase{given.stride_d, given.stride_h, given.stride_w, given.od, given.oh, given.ow};
-  c.dst += plane * plane_size + row * given.dst_row() + col * given.dst_pixel();
+  c.dst += d.first * given.dst_plane() + h.first * given.dst_row() + w.first * given.dst_pixel();
   return c;
+}
+
+// Bytes of dst that all phases are computed of before the next images: each writes its pixels between those of the
+// others, and does so in the cache.
+constexpr int64_t dst_budget = 4 << 20;
+
+// A phase with its weights as its algorithm wants them, for any images of the batch.
+class ReadyPhase {
+ public:
+  explicit ReadyPhase(const Conv& phase) : algorithm_(choose(phase, 1)), weights_(phase, algorithm_.weights(phase)) {}
+  void run(int64_t first, int64_t images) const {
+    Conv c = weights_.conv;
+    c.n = images;
+    c.src += first * c.src_md.strides[0];
+    c.dst += first * c.oc_blocks() * c.dst_block();
+    algorithm_.run(c);
+  }
+
+ private:
+  const Algorithm& algorithm_;
+  ReorderedWeights weights_;
+};
+
+// What no tap reaches has the bias, like all that has no phase.
+void fill(const Conv& c) {
+  const PaddedPostOps post_ops(c);
+  parallel_for(c.n * c.oc_blocks(), c.nthreads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      float* const dst = c.dst + i * c.dst_block();
+      const float* const bias = post_ops.at(i % c.oc_blocks(), 1, 0).bias;
+      if (bias == nullptr)
+        std::fill_n(dst, c.dst_block(), 0.f);
+      else
+        for (int64_t pixel = 0; pixel < c.dst_block(); pixel += c.block) std::copy_n(bias, c.block, dst + pixel);
+    }
+  });
+}
+
+// All of dst in one phase.
+void convolve_whole(const Conv& c, const WeightKey* key) {
+  if (key == nullptr || c.groups > 1) return convolve(c, nullptr);
+  // Weights packed for Winograd are kept under a key whose data begin at the given filter's last tap: a convolution by
+  // the same tensor does not take them for its own.
+  WeightKey its_key = *key;
+  its_key.data = c.wei;
+  convolve(c, &its_key);
 }
 
 }  // namespace
 
 void convolve_transposed(const Conv& given, const WeightKey* key) {
   const SwappedWeights swapped(given);
-  for (int64_t plane = 0; plane < std::min(given.stride_d, given.od); plane++)
-    for (int64_t row = 0; row < std::min(given.stride_h, given.oh); row++)
-      for (int64_t col = 0; col < std::min(given.stride_w, given.ow); col++) {
-        const Conv c = phase(swapped.conv, plane, row, col);
-        if (key == nullptr || c.phase || c.groups > 1) {
-          convolve(c, nullptr);
-          continue;
-        }
-        // Weights packed for Winograd are kept under a key whose data begin at the given filter's last tap: a
-        // convolution by the same tensor does not take them for its own.
-        WeightKey its_key = *key;
-        its_key.data = c.wei;
-        convolve(c, &its_key);
-      }
+  const Conv& c = swapped.conv;
+  const auto planes = phases(c.od, c.kd, c.stride_d, c.dilation_d, c.pad_d);
+  const auto rows = phases(c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h);
+  const auto cols = phases(c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
+  if (c.stride_d == 1 && c.stride_h == 1 && c.stride_w == 1)
+    return convolve_whole(phase(c, planes[0], rows[0], cols[0]), key);
+  std::vector<ReadyPhase> ready;
+  for (const PhaseAxis& d : planes)
+    for (const PhaseAxis& h : rows)
+      for (const PhaseAxis& w : cols) ready.emplace_back(phase(c, d, h, w));
+  const int64_t all = std::min(c.stride_d, c.od) * std::min(c.stride_h, c.oh) * std::min(c.stride_w, c.ow);
+  if (int64_t(ready.size()) < all) fill(c);
+  const int64_t image_bytes = c.oc_blocks() * c.dst_block() * int64_t(sizeof(float));
+  const int64_t images = std::max<int64_t>(1, dst_budget / image_bytes);
+  for (int64_t n = 0; n < c.n; n += images)
+    for (const ReadyPhase& part : ready) part.run(n, std::min(images, c.n - n));
 }
 
 }  // namespace torch_blocked

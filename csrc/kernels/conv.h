@@ -78,7 +78,7 @@ struct DepthwiseArgs {
 using DepthwiseKernel = void (*)(const DepthwiseArgs&);
 
 // A row of taps of these widths shares its pixels: each is loaded once. Other filters go tap by tap.
-constexpr int depthwise_kw[] = {1, 3, 5, 7};
+constexpr int depthwise_kw[] = {1, 2, 3, 5, 7};
 constexpr int depthwise_max_stride = 2;
 
 constexpr int conv_max_cols = 14;
