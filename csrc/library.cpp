@@ -53,7 +53,8 @@ TORCH_LIBRARY(torch_blocked, m) {
       "Tensor? residual=None, str activation='none') -> Tensor");
   m.def(
       "convolution_transpose(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
-      "Tensor? bias, int[] stride, int[] padding, int[] output_padding, int block) -> Tensor");
+      "Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] dilation, int groups, int block) -> "
+      "Tensor");
   m.def(
       "convolution_weight_gradient(Tensor src, int[] src_blocking, Tensor diff_dst, int[] weight_size, int[] "
       "weight_order, "

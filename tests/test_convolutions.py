@@ -39,23 +39,43 @@ CONVOLUTIONS = [
     (1, 300, 16, (3, 5, 60), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1),  # the window is split over ic
 ]
 
-# (n, ic, oc, src, kernel, stride, padding, output padding)
+# (n, ic, oc, src, kernel, stride, padding, output padding, dilation, groups)
 TRANSPOSED = [
-    (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0), (0, 0)),
-    (2, 17, 33, (5, 7), (3, 3), (1, 1), (1, 1), (0, 0)),
-    (1, 53, 20, (6, 5), (4, 4), (2, 2), (1, 1), (0, 0)),
-    (2, 33, 48, (9, 7), (2, 2), (2, 2), (0, 0), (0, 0)),
-    (1, 20, 17, (4, 16), (3, 3), (2, 2), (1, 1), (1, 1)),
-    (1, 16, 16, (5, 6), (5, 2), (3, 1), (2, 0), (1, 0)),
-    (1, 15, 20, (5, 6), (3, 1), (1, 2), (3, 0), (0, 1)),  # padding over the kernel
-    (1, 20, 5, (7, 6), (2, 1), (4, 3), (0, 0), (3, 2)),  # pixels that no tap reaches
-    (1, 20, 20, (9, 8), (5, 5), (2, 3), (6, 7), (1, 0)),  # dst begins inside src
-    (1, 16, 16, (3, 3), (1, 1), (5, 5), (3, 3), (0, 0)),  # fewer pixels than phases
-    (1, 64, 64, (3, 33), (3, 3), (1, 1), (0, 2), (0, 0)),
-    (1, 512, 16, (2, 400), (4, 4), (2, 2), (1, 1), (0, 0)),  # the window is split over ic
-    (1, 1, 1, (1,), (1,), (1,), (0,), (0,)),
-    (2, 17, 33, (25,), (4,), (2,), (1,), (0,)),
-    (1, 53, 16, (9,), (3,), (3,), (2,), (2,)),
+    (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    (2, 17, 33, (5, 7), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    (1, 53, 20, (6, 5), (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+    (2, 33, 48, (9, 7), (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), 1),
+    (1, 20, 17, (4, 16), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+    (1, 16, 16, (5, 6), (5, 2), (3, 1), (2, 0), (1, 0), (1, 1), 1),
+    (1, 15, 20, (5, 6), (3, 1), (1, 2), (3, 0), (0, 1), (1, 1), 1),  # padding over the kernel
+    (1, 20, 5, (7, 6), (2, 1), (4, 3), (0, 0), (3, 2), (1, 1), 1),  # pixels that no tap reaches
+    (1, 20, 20, (9, 8), (5, 5), (2, 3), (6, 7), (1, 0), (1, 1), 1),  # dst begins inside src
+    (1, 16, 16, (3, 3), (1, 1), (5, 5), (3, 3), (0, 0), (1, 1), 1),  # fewer pixels than phases
+    (1, 64, 64, (3, 33), (3, 3), (1, 1), (0, 2), (0, 0), (1, 1), 1),
+    (1, 512, 16, (2, 400), (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),  # the window is split over ic
+    (1, 20, 33, (6, 5), (3, 3), (1, 2), (2, 0), (1, 0), (2, 3), 1),
+    (2, 17, 16, (5, 4), (4, 3), (2, 4), (3, 1), (1, 3), (4, 2), 1),  # phases that no tap is of
+    (1, 17, 20, (5, 4), (3, 5), (6, 6), (0, 2), (5, 3), (4, 9), 1),  # one tap in two or three is of a phase
+    (2, 20, 20, (6, 5), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 20),
+    (1, 53, 53, (9, 31), (3, 3), (2, 2), (1, 1), (1, 0), (1, 1), 53),
+    (1, 16, 16, (7, 9), (5, 7), (1, 1), (1, 0), (0, 0), (1, 1), 16),
+    (1, 20, 20, (5, 6), (3, 3), (2, 1), (3, 2), (1, 1), (3, 2), 20),
+    (1, 20, 40, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 20),
+    (2, 40, 20, (4, 5), (3, 2), (1, 2), (1, 0), (0, 1), (1, 1), 20),
+    (1, 30, 20, (5, 6), (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), 5),
+    (1, 64, 32, (5, 17), (3, 3), (2, 1), (1, 1), (1, 0), (1, 2), 2),
+    (1, 1, 1, (1,), (1,), (1,), (0,), (0,), (1,), 1),
+    (2, 17, 33, (25,), (4,), (2,), (1,), (0,), (1,), 1),
+    (1, 53, 16, (9,), (3,), (3,), (2,), (2,), (1,), 1),
+    (1, 20, 20, (9,), (3,), (2,), (1,), (1,), (1,), 20),
+    (1, 20, 30, (9,), (3,), (2,), (2,), (1,), (3,), 10),
+    (1, 1, 1, (1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1), 1),
+    (2, 17, 33, (4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
+    (1, 20, 17, (3, 4, 5), (2, 3, 4), (2, 2, 2), (0, 1, 1), (0, 1, 0), (1, 1, 1), 1),
+    (1, 33, 20, (4, 5, 4), (3, 1, 3), (3, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 3), 1),
+    (2, 20, 20, (4, 5, 6), (3, 3, 3), (2, 1, 2), (1, 1, 0), (1, 0, 1), (1, 1, 2), 20),
+    (1, 20, 30, (3, 5, 4), (3, 2, 3), (1, 2, 1), (1, 0, 1), (0, 1, 0), (1, 1, 1), 10),
+    (1, 5, 7, (9, 3, 3), (1, 3, 3), (1, 1, 1), (3, 1, 1), (0, 0, 0), (1, 1, 1), 1),  # dst begins inside src
 ]
 
 
@@ -88,14 +108,57 @@ def test_convolution(isa, guarded, shape):  # noqa: F811
 
 @pytest.mark.parametrize("shape", TRANSPOSED, ids=str)
 def test_transposed_convolution(isa, guarded, shape):  # noqa: F811
-    n, ic, oc, src, kernel, *window = shape
-    x, w, b = torch.randn(n, ic, *src), torch.randn(ic, oc, *kernel), torch.randn(oc)
-    stride, padding, output_padding = window
+    n, ic, oc, src, kernel, stride, padding, output_padding, dilation, groups = shape
+    x, w, b = torch.randn(n, ic, *src), torch.randn(ic, oc // groups, *kernel), torch.randn(oc)
     expected = torch.convolution(
-        x.double(), w.double(), b.double(), stride, padding, [1] * len(src), True, output_padding, 1
+        x.double(), w.double(), b.double(), stride, padding, dilation, True, output_padding, groups
     )
-    for y in convolve_in_all_formats(library.convolution_transpose_op, x, w, oc, b, *window, plain_src=False):
+    for y in convolve_in_all_formats(
+        library.convolution_transpose_op, x, w, oc, b, stride, padding, output_padding, dilation, groups,
+        plain_src=False,
+    ):  # fmt: skip
         check(y, expected)
+
+
+@pytest.mark.parametrize("groups", [1, 20])
+def test_output_padding_over_stride(isa, guarded, groups):  # noqa: F811
+    """What PyTorch refuses: pixels far from any that a tap reaches."""
+    x, w = torch.randn(1, 20, 4, 5), torch.randn(20, 20 // groups, 3, 3)
+    expected = F.pad(F.conv_transpose2d(x.double(), w.double(), groups=groups), (0, 9, 0, 2))
+    arguments = None, (1, 1), (0, 0), (2, 9), (1, 1), groups
+    for y in convolve_in_all_formats(library.convolution_transpose_op, x, w, 20, *arguments, plain_src=False):
+        check(y, expected)
+
+
+# (n, ic, oc, src, kernel, stride, padding, dilation, groups): src is not always what the taps reach exactly
+GRADIENTS = [
+    (2, 33, 20, (9, 8), (3, 3), (2, 2), (1, 1), (1, 1), 1),
+    (1, 17, 17, (8, 9), (3, 5), (2, 3), (1, 2), (1, 1), 17),
+    (1, 20, 40, (11, 9), (3, 3), (3, 2), (2, 1), (2, 1), 10),
+    (1, 3, 20, (15, 14), (7, 7), (2, 2), (3, 3), (1, 1), 1),
+    (1, 16, 32, (5, 5), (1, 1), (2, 2), (0, 0), (1, 1), 1),
+    (1, 20, 17, (19,), (4,), (3,), (2,), (1,), 1),
+    (1, 20, 16, (7, 6, 8), (3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), 1),
+]
+
+
+@pytest.mark.parametrize("shape", GRADIENTS, ids=str)
+def test_gradient_of_src(isa, guarded, shape):  # noqa: F811
+    """The transposed convolution of dst's gradient by a convolution's own weight is the gradient of its src."""
+    n, ic, oc, src, kernel, stride, padding, dilation, groups = shape
+    x, w = torch.randn(n, ic, *src).double().requires_grad_(), torch.randn(oc, ic // groups, *kernel)
+    y = torch.convolution(x, w.double(), None, stride, padding, dilation, False, [0] * len(src), groups)
+    grad = torch.randn(y.shape)
+    (expected,) = torch.autograd.grad(y, x, grad.double())
+    output_padding = [
+        i - ((o - 1) * s - 2 * p + d * (k - 1) + 1)
+        for i, o, s, p, d, k in zip(src, y.shape[2:], stride, padding, dilation, kernel, strict=True)
+    ]
+    for found in convolve_in_all_formats(
+        library.convolution_transpose_op, grad, w, ic, None, stride, padding, output_padding, dilation, groups,
+        plain_src=False,
+    ):  # fmt: skip
+        check(found, expected)
 
 
 def test_reference_of_three_dims(guarded):  # noqa: F811
@@ -128,8 +191,8 @@ def test_pixels_that_no_tap_reaches_see_no_nan(isa):
 
 GOOD = {
     "src": torch.zeros(1, 1, 4, 4, 8), "src_blocking": [1, 8], "weight": torch.zeros(8, 8, 3, 3),
-    "weight_size": [8, 8, 3, 3], "weight_blocking": [], "bias": None, "stride": [2, 2], "padding": [1, 1],
-    "output_padding": [1, 1], "block": 8,
+    "weight_size": [8, 8, 3, 3], "weight_blocking": [], "bias": torch.zeros(8), "stride": [2, 2], "padding": [1, 1],
+    "output_padding": [1, 1], "dilation": [1, 1], "groups": 1, "block": 8,
 }  # fmt: skip
 BAD = [
     ({"src": GOOD["src"][0]}, ValueError, "src"),
@@ -138,6 +201,7 @@ BAD = [
     ({"weight": torch.zeros(8, 8, 3), "weight_size": [8, 8, 3]}, ValueError, "stride"),
     ({"weight_size": [8, 8]}, ValueError, "dims"),
     ({"weight_size": [8, 8, 3, 3, 3]}, ValueError, "dims"),
+    ({"weight_size": [8] * 6}, ValueError, "dims"),
     ({"weight_size": [16, 8, 3, 3]}, ValueError, "physical shape"),
     ({"weight": torch.zeros(8, 8, 3, 1, 3), "weight_blocking": [3, 3]}, ValueError, "by channels only"),
     ({"weight": torch.zeros(8, 0, 3, 3), "weight_size": [8, 0, 3, 3]}, ValueError, "empty"),
@@ -146,6 +210,11 @@ BAD = [
     ({"padding": [9, 9]}, RuntimeError, "no size"),
     ({"output_padding": [-1, 0]}, ValueError, "output_padding"),
     ({"output_padding": [0, 2**40]}, ValueError, "output_padding"),
+    ({"output_padding": [0, 0, 0]}, ValueError, "output_padding"),
+    ({"dilation": [0, 1]}, ValueError, "dilation"),
+    ({"groups": 3}, ValueError, "input channels do not split"),
+    ({"groups": 0}, ValueError, "groups"),
+    ({"groups": 2}, ValueError, "bias"),
     ({"bias": torch.zeros(9)}, ValueError, "bias"),
     ({"block": 0}, ValueError, "blocks of"),
     ({"block": 5}, ValueError, "blocks of 5"),
@@ -182,6 +251,12 @@ FUNCTIONS = {
     "conv3d": (lambda x, w: F.conv3d(x, w, padding=1, stride=(1, 2, 1)), (3, 5, 4), (3, 3, 3), False),
     "conv_transpose1d": (lambda x, w: F.conv_transpose1d(x, w, stride=2), (9,), (3,), True),
     "conv_transpose2d": (lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1), (5, 4), (4, 4), True),
+    "conv_transpose2d, dilated": (
+        lambda x, w: F.conv_transpose2d(x, w, dilation=2, output_padding=1), (5, 4), (3, 3), True,
+    ),
+    "conv_transpose3d": (
+        lambda x, w: F.conv_transpose3d(x, w, stride=2, padding=1), (3, 4, 3), (3, 4, 3), True,
+    ),
     "one number": (
         lambda x, w: torch.convolution(x, w, None, [2], [1], [1], False, [0, 0, 0], 1), (3, 5, 4), (3, 3, 3), False,
     ),
@@ -213,11 +288,7 @@ def test_strided_src():
 
 
 FALL_BACK = {
-    "dilation": lambda x, w: F.conv_transpose2d(x, w, dilation=2),
-    "groups": lambda x, w: F.conv_transpose2d(x, w, groups=17),
     "double": lambda x, w: F.conv_transpose2d(x.double(), w.double()),
-    "three dims": lambda x, w: F.conv_transpose3d(x.unsqueeze(2), w.unsqueeze(2)),
-    "output padding over stride": lambda x, w: F.conv_transpose2d(x, w, output_padding=1, stride=1, dilation=2),
 }
 
 
@@ -315,6 +386,9 @@ MODULES = {
     "ConvTranspose2d": (nn.ConvTranspose2d(20, 17, 4, 2, 1), (2, 20, 5, 4)),
     "ConvTranspose2d of stride 1": (nn.ConvTranspose2d(20, 17, 3), (2, 20, 5, 4)),
     "ConvTranspose2d, cropped": (nn.ConvTranspose2d(20, 17, 3, 3, 2, 1), (2, 20, 5, 4)),
+    "ConvTranspose3d": (nn.ConvTranspose3d(20, 17, 3, 2, 1, 1), (2, 20, 3, 4, 3)),
+    "ConvTranspose2d, depthwise": (nn.ConvTranspose2d(20, 20, 3, 2, 1, 1, groups=20), (2, 20, 5, 4)),
+    "ConvTranspose2d of groups": (nn.ConvTranspose2d(20, 30, 3, 2, 1, 1, groups=5, dilation=2), (2, 20, 5, 4)),
     "sequence": (
         nn.Sequential(nn.Conv2d(3, 20, 3, 2, 1), nn.BatchNorm2d(20), nn.ReLU(), nn.ConvTranspose2d(20, 3, 4, 2, 1)),
         (2, 3, 8, 6),
@@ -342,7 +416,7 @@ def test_gradients_of_modules(name):
         assert_same(dense(p.grad), q.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["Conv1d", "Conv3d", "ConvTranspose2d"])
+@pytest.mark.parametrize("name", ["Conv1d", "Conv3d", "ConvTranspose2d of groups", "ConvTranspose3d"])
 def test_compiled(name):
     plain, size = MODULES[name]
     model, x = copy.deepcopy(plain).to(tb.blocked), torch.randn(size)

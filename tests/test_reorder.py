@@ -434,9 +434,10 @@ def conv_cases():
 def transposed_cases():
     r = torch.randn
     for name, x, tag, w, wei_tag, window in (
-        ("blocked", r(2, 17, 5, 6), "nChw8c", r(17, 20, 4, 4), "OIhw16i16o", ([2, 2], [1, 1], [0, 0])),
-        ("uneven", r(1, 17, 5, 6), "nChw8c", r(17, 20, 3, 2), "Ohwi8o", ([1, 3], [1, 0], [0, 2])),
-        ("one dim", r(2, 17, 9), "nCw8c", r(17, 20, 3), "oiw", ([2], [1], [1])),
+        ("blocked", r(2, 17, 5, 6), "nChw8c", r(17, 20, 4, 4), "OIhw16i16o", ([2, 2], [1, 1], [0, 0], [1, 1], 1)),
+        ("uneven", r(1, 17, 5, 6), "nChw8c", r(17, 20, 3, 2), "Ohwi8o", ([1, 3], [1, 0], [0, 2], [1, 2], 1)),
+        ("one dim", r(2, 17, 9), "nCw8c", r(17, 20, 3), "oiw", ([2], [1], [1], [1], 1)),
+        ("groups", r(2, 20, 3, 4), "nChw8c", r(20, 2, 3, 3), "oihw", ([2, 1], [1, 1], [1, 0], [1, 1], 10)),
     ):
         src = reorder(x, tuple(x.shape), "abcd"[: x.dim()], tag)
         wei = reorder(w, tuple(w.shape), "abcd"[: w.dim()], wei_tag)

@@ -15,9 +15,10 @@ groups, block, scale=None, shift=None, residual=None, activation="none") -> dst`
     + residual (laid out as dst), activation ("none", "relu", "relu6").
 
 ``torch_blocked::convolution_transpose(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding,
-output_padding, block) -> dst``
-    Transposed convolution of 1 or 2 spatial dims, float32, without groups or dilation. src is blocked by `block`
-    channels, weight plain or blocked by channels, of logical size (ic, oc, kh, kw); dst as above.
+output_padding, dilation, groups, block) -> dst``
+    Transposed convolution of 1, 2 or 3 spatial dims, float32. src is blocked by `block` channels, weight plain or
+    blocked by channels, of logical size (ic, oc / groups, kd, kh, kw); dst as above. Where src is the gradient of a
+    `convolution`'s dst and the rest as there, dst is that of its src; output_padding then makes dst as large as that.
 
 ``torch_blocked::convolution_weight_gradient(src, src_blocking, diff_dst, weight_size, weight_order, weight_blocking,
 stride, padding, dilation, groups) -> diff_weight``
@@ -279,13 +280,15 @@ def convolution_transpose_aten(
     stride: Sequence[int],
     padding: Sequence[int],
     output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
     block: int,
 ) -> Tensor:
     """`convolution_transpose` in ATen operations: any device, differentiable."""
     ndim = len(weight_size)
     x = blocked_to_plain(src, (src.size(0), weight_size[0], *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
-    y = torch.convolution(x, w, bias, stride, padding, [1] * (ndim - 2), True, output_padding, 1)
+    y = torch.convolution(x, w, bias, stride, padding, dilation, True, output_padding, groups)
     return plain_to_blocked(y, range(ndim), (1, block))
 
 
@@ -461,13 +464,15 @@ def _convolution_transpose_fake(
     stride: Sequence[int],
     padding: Sequence[int],
     output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
     block: int,
 ) -> Tensor:
-    spatial = [
-        (src.size(2 + i) - 1) * stride[i] - 2 * padding[i] + weight_size[2 + i] + output_padding[i]
-        for i in range(len(weight_size) - 2)
-    ]
-    return src.new_empty([src.size(0), -(-weight_size[1] // block), *spatial, block])
+    window = zip(
+        src.shape[2 : len(weight_size)], weight_size[2:], stride, padding, dilation, output_padding, strict=True
+    )
+    spatial = [(n - 1) * s - 2 * pad + d * (k - 1) + 1 + out for n, k, s, pad, d, out in window]
+    return src.new_empty([src.size(0), -(-weight_size[1] * groups // block), *spatial, block])
 
 
 @torch.library.register_fake("torch_blocked::convolution_weight_gradient")

@@ -24,10 +24,10 @@ struct PostOps {
   float lower = 0, upper = 0;
 };
 
-// Where the dst of one phase of a transposed convolution lies (transposed.cpp): its pixels are every step-th row and
-// column of a dst of oh x ow.
+// Where the dst of one phase of a transposed convolution lies (transposed.cpp): its pixels are every step-th plane, row
+// and column of a dst of od x oh x ow.
 struct Phase {
-  int64_t step_h, step_w, oh, ow;
+  int64_t step_d, step_h, step_w, od, oh, ow;
 };
 
 // Logical sizes. src is plain or blocked (n, ic, ih, iw); wei is plain or blocked (oc, ic / groups, kh, kw); dst is
@@ -53,10 +53,11 @@ struct Conv {
   int64_t group_oc() const { return oc / groups; }
   int64_t oc_blocks() const { return (oc + block - 1) / block; }
   // Floats from one pixel, row, plane and block of channels of dst to the next.
-  int64_t dst_pixel() const { return phase ? phase->step_w * block : block; }
+  int64_t dst_pixel() const { return dst_step() * block; }
   int64_t dst_row() const { return phase ? phase->step_h * phase->ow * block : ow * block; }
-  int64_t dst_plane() const { return phase ? phase->oh * phase->ow * block : oh * dst_row(); }
-  int64_t dst_block() const { return od * dst_plane(); }
+  int64_t dst_plane() const { return phase ? phase->step_d * phase->oh * phase->ow * block : oh * dst_row(); }
+  int64_t dst_block() const { return phase ? phase->od * phase->oh * phase->ow * block : od * dst_plane(); }
+  int64_t dst_step() const { return phase ? phase->step_w : 1; }  // of ConvArgs
   // The kernels whose vectors are one block wide, null where no build of them is.
   const ConvKernels* kernels() const;
 };
@@ -83,9 +84,9 @@ const Algorithm& choose(const Conv& conv, double uses);
 
 // Runs it, with weights kept between calls where there is a `key` to keep them under.
 void convolve(const Conv& conv, const WeightKey* key);
-// The transposed convolution whose src and dst are conv's and whose wei is (ic, oc, kh, kw): the gradient, with respect
-// to its src, of the convolution of these strides and paddings from dst to src. Dilation 1, no groups, 1 or 2 dims, src
-// blocked as dst, no residual.
+// The transposed convolution whose src and dst are conv's and whose wei is (ic, oc / groups, kh, kw): the gradient,
+// with respect to its src, of the convolution of these strides, paddings, dilations and groups from dst to src, whose
+// wei it is. src is blocked as dst; no residual.
 void convolve_transposed(const Conv& conv, const WeightKey* key);
 // The gradient with respect to the weights of conv, whose wei_md describes diff_wei and whose dst and wei are not
 // looked at; diff_dst is laid out as dst. src is plain, without groups, or blocked as dst. Every byte of diff_wei is

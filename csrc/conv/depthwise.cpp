@@ -58,7 +58,9 @@ struct Plan {
 // The index into depthwise_kw of the kernels that take a row of the filter at once; 0 where they go tap by tap.
 int row_kernel(const Conv& c) {
   const auto* const found = std::find(std::begin(depthwise_kw), std::end(depthwise_kw), c.kw);
-  const bool can_share = c.dilation_w == 1 && c.pad_w < c.kw && c.src_md.strides[3] == c.block && column_stride(c) > 0;
+  const int64_t right = (c.ow - 1) * c.stride_w + c.kw - c.pad_w - c.iw;
+  const bool can_share =
+      c.dilation_w == 1 && std::max(c.pad_w, right) < c.kw && c.src_md.strides[3] == c.block && column_stride(c) > 0;
   return can_share && found != std::end(depthwise_kw) ? int(found - std::begin(depthwise_kw)) : 0;
 }
 
@@ -139,7 +141,7 @@ void compute_columns(const Plan& plan, const Row& row, const ColumnRun& run, Dep
   for (int64_t col = run.begin, n; col < run.end; col += n) {
     n = std::min(run.cols, run.end - col);
     const int64_t offset = (row.n * plan.oc_blocks + row.oc_block) * c.dst_block() + row.od * c.dst_plane() +
-                           row.oh * c.dst_row() + col * c.block;
+                           row.oh * c.dst_row() + col * c.dst_pixel();
     const int64_t iw_begin = col * c.stride_w - c.pad_w, iw_end = iw_begin + (n - 1) * c.stride_w + c.kw;
     a.src_offset = row_offset + iw_begin * c.src_md.strides[3];
     a.left = run.row_kernel ? std::max<int64_t>(0, -iw_begin) : 0;
@@ -158,6 +160,7 @@ void compute_row(const Plan& plan, const Row& row, const std::vector<LaneMap>& m
   a.maps = maps.data();
   a.nmaps = maps.size();
   a.wei_kw = c.wei_md.strides[3];
+  a.dst_step = c.dst_step();
   a.src_row = c.src_md.strides[2];
   a.ahead = ((c.kh - 1) * c.dilation_h + 1) * a.src_row;
   a.nahead = std::min(c.stride_h, c.kh);

@@ -1,9 +1,9 @@
 // Direct convolution of a blocked src: dense, or groups that begin and end on block borders.
 //
 // A tile of dst rows reads one window (window.h) of some channel blocks; all output channels of the tile are computed
-// from it, two blocks at a time, while it is in the cache. A 1x1 kernel of stride 1 needs no window: height and width
-// are one long row, read in place. With a depth each plane of dst is by itself: every pair of a channel block and a
-// plane of the filter counts as a channel block.
+// from it, two blocks at a time, while it is in the cache. A 1x1 kernel of stride 1 needs no window: src is read in
+// place, height and width as one long row where they are one in src and dst. With a depth each plane of dst is by
+// itself: every pair of a channel block and a plane of the filter counts as a channel block.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -32,7 +32,7 @@ struct Plan {
   Window window;
   std::vector<int64_t> taps;
   PaddedPostOps post_ops;
-  bool flat;
+  bool in_place, flat;           // src is read where it lies; height and width as one long row
   int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
   int64_t ic_chunk;              // channel blocks in a window
   int64_t units, ntiles;         // dst rows (flat: runs of kernels.cols pixels) of an image, split into tiles
@@ -44,9 +44,10 @@ struct Plan {
 };
 
 Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, c.block), taps(window.taps()), post_ops(c) {
-  flat = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 && c.oh == c.ih &&
-         c.ow == c.iw && c.kd == 1 && c.pad_d == 0 && c.src_md.strides[3] == c.block &&
-         (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
+  in_place = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
+             c.oh <= c.ih && c.ow <= c.iw && c.kd == 1 && c.pad_d == 0 && c.od <= c.id &&
+             c.src_md.strides[3] == c.block;
+  flat = in_place && !c.phase && c.oh == c.ih && c.ow == c.iw && (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
   ic_blocks = (c.group_ic() + c.block - 1) / c.block * c.kd;
   oc_blocks = (c.group_oc() + c.block - 1) / c.block;
   choose_tiles();
@@ -97,33 +98,6 @@ TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows) {
   return {begin, std::max(begin, rows_above(c.ih, first))};
 }
 
-// Some pixels of a tile and blocks of output channels: what one call of a kernel computes.
-struct Part {
-  int64_t row, col, rows, cols, blocks;
-};
-
-// The call where neighbours of dst lie apart (a phase): they are computed side by side, then put in their places.
-void run_apart(const Conv& c, ConvKernel kernel, ConvArgs a, const Part& part) {
-  float pixels[2 * conv_max_cols * 16];
-  float* const dst = a.dst;
-  const auto each_pixel = [&](const auto& copy) {
-    for (int64_t b = 0, i = 0; b < part.blocks; b++)
-      for (int64_t r = 0; r < part.rows; r++) {
-        int64_t row = part.row + r + part.col / c.ow, col = part.col % c.ow;  // flat: the call may begin in any row
-        for (int64_t j = 0; j < part.cols; j++, i++) {
-          copy(pixels + i * c.block, dst + b * c.dst_block() + row * c.dst_row() + col * c.dst_pixel());
-          if (++col == c.ow) col = 0, row++;
-        }
-      }
-  };
-  if (!a.first) each_pixel([&](float* near, const float* far) { std::copy_n(far, c.block, near); });
-  a.dst = pixels;
-  a.dst_row = part.cols * c.block;
-  a.dst_block = part.rows * a.dst_row;
-  kernel(a);
-  each_pixel([&](const float* near, float* far) { std::copy_n(near, c.block, far); });
-}
-
 // A pair of output channel blocks (one where the group has an odd number) over the whole tile.
 void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, bool prefetch) {
   const Conv& c = plan.conv;
@@ -140,6 +114,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   const float* const wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.wei_ic_block;
   a.dst_block = c.dst_block();
   a.dst_row = dst_row;
+  a.dst_step = c.dst_step();
   a.first = tile.ic_begin == 0;
   a.last = tile.ic_end == plan.ic_blocks;
   a.src_row = tile.src_row;
@@ -160,13 +135,10 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
       a.src_prefetch = prefetch ? (end - begin) * c.block : 0;
       const int64_t last = end - begin - 1;
       const ConvKernel kernel = two ? plan.kernels.two_rows[blocks - 1][last] : plan.kernels.one_row[blocks - 1][last];
-      const int64_t pixel = (tile.row + row) * dst_row + (tile.col + begin) * c.block;
+      const int64_t pixel = (tile.row + row) * dst_row + (tile.col + begin) * c.dst_pixel();
       a.epilogue = plan.post_ops.at(first_block, blocks, plane + pixel);
-      a.dst = c.dst + plane + (c.phase ? 0 : pixel);
-      if (c.phase)
-        run_apart(c, kernel, a, {tile.row + row, tile.col + begin, two ? 2 : 1, end - begin, blocks});
-      else
-        kernel(a);
+      a.dst = c.dst + plane + pixel;
+      kernel(a);
     }
     row += two ? 2 : 1;
   }
@@ -177,10 +149,11 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
   const Conv& c = plan.conv;
   const int64_t* strides = c.src_md.strides;
   const float* const src = c.src + tile.n * strides[0] + group * (plan.ic_blocks / c.kd) * strides[1];
-  if (plan.flat) {
-    tile.src = src + tile.ic_begin * strides[1] + tile.od * c.stride_d * strides[4] + tile.col * c.block;
+  if (plan.in_place) {
+    tile.src = src + tile.ic_begin * strides[1] + tile.od * c.stride_d * strides[4] + tile.row * strides[2] +
+               tile.col * c.block;
     tile.src_block = strides[1];
-    tile.src_row = 0;
+    tile.src_row = strides[2];
     return;
   }
   tile.src = scratch;
@@ -201,7 +174,7 @@ void compute_tile(const Plan& plan, int64_t index, int64_t pair_begin, int64_t p
   tile.rows = plan.flat ? 1 : end - begin;
   tile.col = plan.flat ? begin * plan.kernels.cols : 0;
   tile.cols = plan.flat ? std::min(end * plan.kernels.cols, plan.conv.oh * plan.conv.ow) - tile.col : plan.conv.ow;
-  float* const scratch = plan.flat ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
+  float* const scratch = plan.in_place ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
   const int64_t npairs = plan.oc_pairs();
   for (int64_t group = pair_begin / npairs; group * npairs < pair_end; group++) {
     const int64_t from = std::max(pair_begin - group * npairs, int64_t(0));

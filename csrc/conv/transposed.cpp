@@ -1,66 +1,167 @@
-// Transposed convolution, 1 or 2 dims, by convolutions of stride 1.
+// Transposed convolution, 1 to 3 dims, by convolutions of stride 1.
 //
-// dst pixel o reads filter tap k at src pixel (o + pad - k) / stride, where that is whole: all pixels o of one phase
-// (o modulo stride) read the same taps, each at the src pixel one before that of the tap before. So a phase is an
-// ordinary convolution of stride 1 whose filter is every stride-th tap of the given one, from the last to the first;
-// it has its own padding, which is negative where dst begins inside src.
+// dst pixel o reads filter tap k at src pixel (o + pad - k * dilation) / stride, where that is whole: all pixels o of
+// one phase (o modulo stride) read the same taps, one in stride / g, each at the src pixel dilation / g before that of
+// the tap before, where g is the greatest common divisor of stride and dilation. So a phase is an ordinary convolution
+// of stride 1 whose filter is these taps from the last to the first; it has its own padding, which is negative where
+// dst begins inside src.
+#include <numeric>
+
+#include "../parallel.h"
+#include "../reorder.h"
 #include "conv.h"
 
 namespace torch_blocked {
 namespace {
 
-// One axis of a phase: its dst pixels, its taps, the first of them in the given filter, and its padding.
+// One axis of a phase: its dst pixels, the first of them and how many, its taps, in the given filter the last of them
+// and the distance to the next, and the dilation and the padding of the convolution that it is.
 struct PhaseAxis {
-  int64_t dst, taps, first_tap, pad;
+  int64_t first, dst, taps, last_tap, tap_step, dilation, pad;
 };
 
-PhaseAxis phase_axis(int64_t first_dst, int64_t dst, int64_t kernel, int64_t stride, int64_t pad) {
-  const int64_t tap = (first_dst + pad) % stride, src = (first_dst + pad) / stride;
-  const int64_t pixels = (dst - first_dst + stride - 1) / stride, taps = (kernel - tap + stride - 1) / stride;
-  if (tap >= kernel) return {pixels, 1, 0, pixels};  // no taps: one that sees padding only
-  return {pixels, taps, tap + (taps - 1) * stride, taps - 1 - src};
+// The phases of an axis that have taps: one for each of the first stride / g taps.
+std::vector<PhaseAxis> phases(int64_t dst, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad) {
+  const int64_t divisor = std::gcd(stride, dilation), step = stride / divisor, apart = dilation / divisor;
+  std::vector<PhaseAxis> all;
+  for (int64_t tap = 0; tap < std::min(kernel, step); tap++) {
+    const int64_t first = ((tap * dilation - pad) % stride + stride) % stride;
+    if (first >= dst) continue;
+    const int64_t taps = (kernel - tap + step - 1) / step, src = (first + pad - tap * dilation) / stride;
+    all.push_back({first, (dst - first + stride - 1) / stride, taps, tap + (taps - 1) * step, step, apart,
+                   (taps - 1) * apart - src});
+  }
+  return all;
 }
 
-// The weights (oc, ic, kh, kw) of a phase as a view of the given ones (ic, oc, kh, kw).
-void set_weights(Conv& c, const Conv& given, const PhaseAxis& h, const PhaseAxis& w) {
-  MemoryDesc& md = c.wei_md;
-  std::swap(md.dims[0], md.dims[1]);
-  std::swap(md.strides[0], md.strides[1]);
-  for (int i = 0; i < md.inner_nblks; i++) md.inner_idxs[i] = 1 - md.inner_idxs[i];
-  c.kh = md.dims[2] = h.taps;
-  c.kw = md.dims[3] = w.taps;
-  c.wei += h.first_tap * md.strides[2] + w.first_tap * md.strides[3];
-  md.strides[2] *= -given.stride_h;
-  md.strides[3] *= -given.stride_w;
-}
+// The same problem with weights (oc, ic / groups, ...): a view of the given (ic, oc / groups, ...). With groups of
+// several channels no view has that order, and they are copied.
+class SwappedWeights {
+ public:
+  explicit SwappedWeights(const Conv& given) : conv(given) {
+    if (given.groups == 1)
+      swap_axes();
+    else if (given.group_ic() > 1 || given.group_oc() > 1)
+      copy(given);
+  }
+  Conv conv;
 
-// The phase of the dst pixels from (row, col) on.
-Conv phase(const Conv& given, int64_t row, int64_t col) {
-  const PhaseAxis h = phase_axis(row, given.oh, given.kh, given.stride_h, given.pad_h);
-  const PhaseAxis w = phase_axis(col, given.ow, given.kw, given.stride_w, given.pad_w);
+ private:
+  void swap_axes() {
+    MemoryDesc& md = conv.wei_md;
+    std::swap(md.dims[0], md.dims[1]);
+    std::swap(md.strides[0], md.strides[1]);
+    for (int i = 0; i < md.inner_nblks; i++) md.inner_idxs[i] = 1 - md.inner_idxs[i];
+  }
+
+  void copy(const Conv& given) {
+    const ReorderedWeights plain(given, dense_desc(given.wei_md, {0, 1, 2, 3}, {}));
+    const int64_t taps = given.kd * given.kh * given.kw, matrix = given.group_ic() * given.group_oc() * taps;
+    const int64_t from_strides[] = {matrix, taps, given.group_oc() * taps, 1};
+    const int64_t to_strides[] = {matrix, given.group_ic() * taps, taps, 1};
+    MemoryDesc from;  // (groups, oc / groups, ic / groups, taps)
+    from.ndims = 4;
+    const int64_t dims[] = {given.groups, given.group_oc(), given.group_ic(), taps};
+    std::copy_n(dims, 4, from.dims);
+    MemoryDesc to = from;
+    std::copy_n(from_strides, 4, from.strides);
+    std::copy_n(to_strides, 4, to.strides);
+    copied_.resize(given.groups * matrix);
+    reorder(from, plain.conv.wei, to, copied_.data(), sizeof(float), given.nthreads);
+    conv.wei = copied_.data();
+    conv.wei_md.dims[0] = given.oc;
+    conv.wei_md.dims[1] = given.group_ic();
+    conv.wei_md = dense_desc(conv.wei_md, {0, 1, 2, 3}, {});
+  }
+
+  std::vector<float> copied_;
+};
+
+// One phase as a convolution.
+Conv phase(const Conv& given, const PhaseAxis& d, const PhaseAxis& h, const PhaseAxis& w) {
+  const PhaseAxis* const axes[] = {&h, &w, &d};
   Conv c = given;
-  set_weights(c, given, h, w);
-  c.stride_h = c.stride_w = 1;
-  c.pad_h = h.pad, c.pad_w = w.pad;
-  c.oh = h.dst, c.ow = w.dst;
-  if (given.stride_h == 1 && given.stride_w == 1) return c;
-  c.phase = Phase{given.stride_h, given.stride_w, given.oh, given.ow};
-  c.dst += row * given.dst_row() + col * given.dst_pixel();
+  for (int axis = 2; axis < c.wei_md.ndims; axis++) {
+    const PhaseAxis& along = *axes[axis - 2];
+    c.wei += along.last_tap * c.wei_md.strides[axis];
+    c.wei_md.dims[axis] = along.taps;
+    c.wei_md.strides[axis] *= -along.tap_step;
+  }
+  c.od = d.dst, c.kd = d.taps, c.dilation_d = d.dilation, c.pad_d = d.pad, c.stride_d = 1;
+  c.oh = h.dst, c.kh = h.taps, c.dilation_h = h.dilation, c.pad_h = h.pad, c.stride_h = 1;
+  c.ow = w.dst, c.kw = w.taps, c.dilation_w = w.dilation, c.pad_w = w.pad, c.stride_w = 1;
+  if (given.stride_d == 1 && given.stride_h == 1 && given.stride_w == 1) return c;  // dst is whole
+  c.phase = Phase{given.stride_d, given.stride_h, given.stride_w, given.od, given.oh, given.ow};
+  c.dst += d.first * given.dst_plane() + h.first * given.dst_row() + w.first * given.dst_pixel();
   return c;
+}
+
+// Bytes of dst that all phases are computed of before the next images: each writes its pixels between those of the
+// others, and does so in the cache.
+constexpr int64_t dst_budget = 4 << 20;
+
+// A phase with its weights as its algorithm wants them, for any images of the batch.
+class ReadyPhase {
+ public:
+  explicit ReadyPhase(const Conv& phase) : algorithm_(choose(phase, 1)), weights_(phase, algorithm_.weights(phase)) {}
+  void run(int64_t first, int64_t images) const {
+    Conv c = weights_.conv;
+    c.n = images;
+    c.src += first * c.src_md.strides[0];
+    c.dst += first * c.oc_blocks() * c.dst_block();
+    algorithm_.run(c);
+  }
+
+ private:
+  const Algorithm& algorithm_;
+  ReorderedWeights weights_;
+};
+
+// What no tap reaches has the bias, like all that has no phase.
+void fill(const Conv& c) {
+  const PaddedPostOps post_ops(c);
+  parallel_for(c.n * c.oc_blocks(), c.nthreads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      float* const dst = c.dst + i * c.dst_block();
+      const float* const bias = post_ops.at(i % c.oc_blocks(), 1, 0).bias;
+      if (bias == nullptr)
+        std::fill_n(dst, c.dst_block(), 0.f);
+      else
+        for (int64_t pixel = 0; pixel < c.dst_block(); pixel += c.block) std::copy_n(bias, c.block, dst + pixel);
+    }
+  });
+}
+
+// All of dst in one phase.
+void convolve_whole(const Conv& c, const WeightKey* key) {
+  if (key == nullptr || c.groups > 1) return convolve(c, nullptr);
+  // Weights packed for Winograd are kept under a key whose data begin at the given filter's last tap: a convolution by
+  // the same tensor does not take them for its own.
+  WeightKey its_key = *key;
+  its_key.data = c.wei;
+  convolve(c, &its_key);
 }
 
 }  // namespace
 
 void convolve_transposed(const Conv& given, const WeightKey* key) {
-  // Weights packed for Winograd are kept under a key whose data begin at the phase's first tap, the given filter's
-  // last: a convolution by the same tensor does not take them for its own.
-  for (int64_t row = 0; row < std::min(given.stride_h, given.oh); row++)
-    for (int64_t col = 0; col < std::min(given.stride_w, given.ow); col++) {
-      const Conv c = phase(given, row, col);
-      WeightKey its_key = key ? *key : WeightKey{};
-      its_key.data = c.wei;
-      convolve(c, key && !c.phase ? &its_key : nullptr);
-    }
+  const SwappedWeights swapped(given);
+  const Conv& c = swapped.conv;
+  const auto planes = phases(c.od, c.kd, c.stride_d, c.dilation_d, c.pad_d);
+  const auto rows = phases(c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h);
+  const auto cols = phases(c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
+  if (c.stride_d == 1 && c.stride_h == 1 && c.stride_w == 1)
+    return convolve_whole(phase(c, planes[0], rows[0], cols[0]), key);
+  std::vector<ReadyPhase> ready;
+  for (const PhaseAxis& d : planes)
+    for (const PhaseAxis& h : rows)
+      for (const PhaseAxis& w : cols) ready.emplace_back(phase(c, d, h, w));
+  const int64_t all = std::min(c.stride_d, c.od) * std::min(c.stride_h, c.oh) * std::min(c.stride_w, c.ow);
+  if (int64_t(ready.size()) < all) fill(c);
+  const int64_t image_bytes = c.oc_blocks() * c.dst_block() * int64_t(sizeof(float));
+  const int64_t images = std::max<int64_t>(1, dst_budget / image_bytes);
+  for (int64_t n = 0; n < c.n; n += images)
+    for (const ReadyPhase& part : ready) part.run(n, std::min(images, c.n - n));
 }
 
 }  // namespace torch_blocked

@@ -27,13 +27,14 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
   Vec acc[Blocks][Rows * Cols];
   float* const dst = a.dst;
   const int64_t dst_block = a.dst_block, dst_row = a.dst_row, src_row = a.src_row, wei_block = a.wei_block;
+  const int64_t dst_pixel = a.dst_step * block;
   const int64_t lanes = Pixel == 1 ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     const bool first = a.first && begin == 0;
     UNROLL for (int b = 0; b < Blocks; b++) {
       const Vec start = first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
       UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-        __builtin_prefetch(dst + b * dst_block + r * dst_row + c * block, 1, 3);
+        __builtin_prefetch(dst + b * dst_block + r * dst_row + c * dst_pixel, 1, 3);
         acc[b][r * Cols + c] = start;
       }
     }
@@ -60,10 +61,10 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
       float* const pixels = dst + b * dst_block;
       if (!first)
         UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c] =
-            acc[b][r * Cols + c] + Vec::loadu(pixels + r * dst_row + c * block);
+            acc[b][r * Cols + c] + Vec::loadu(pixels + r * dst_row + c * dst_pixel);
       if (last) finish<Rows, Cols>(a.epilogue, b * block, dst_block, dst_row, acc[b]);
       UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c].store(
-          pixels + r * dst_row + c * block);
+          pixels + r * dst_row + c * dst_pixel);
     }
   }
 }
@@ -125,9 +126,10 @@ __attribute__((noinline)) void depthwise(const DepthwiseArgs& a) {
       }
     }
   }
-  if (!a.first) UNROLL for (int c = 0; c < Cols; c++) acc[c] = acc[c] + Vec::loadu(a.dst + c * block);
+  const int64_t dst_pixel = a.dst_step * block;
+  if (!a.first) UNROLL for (int c = 0; c < Cols; c++) acc[c] = acc[c] + Vec::loadu(a.dst + c * dst_pixel);
   if (a.last) finish<1, Cols>(a.epilogue, 0, 0, 0, acc);
-  UNROLL for (int c = 0; c < Cols; c++) acc[c].store(a.dst + c * block);
+  UNROLL for (int c = 0; c < Cols; c++) acc[c].store(a.dst + c * dst_pixel);
 }
 
 template <int Pixel, int Rows, int Blocks, size_t... I>

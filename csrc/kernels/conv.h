@@ -37,7 +37,8 @@ struct ConvArgs {
   int64_t wei_ic_block;  // from the first tap of an ic block to that of the next
   float* dst;
   int64_t dst_block, dst_row;
-  bool first, last;  // the sum starts here (else it adds to dst), ends here (the epilogue applies)
+  int64_t dst_step = 1;  // from one pixel of a row to the next, in pixels
+  bool first, last;      // the sum starts here (else it adds to dst), ends here (the epilogue applies)
   Epilogue epilogue;
 };
 using ConvKernel = void (*)(const ConvArgs&);
@@ -70,13 +71,14 @@ struct DepthwiseArgs {
   const float* wei;
   int64_t wei_kw;  // to the weights of the next tap of a row
   float* dst;
-  bool first, last;  // as in ConvArgs
+  int64_t dst_step = 1;  // as in ConvArgs
+  bool first, last;      // too
   Epilogue epilogue;
 };
 using DepthwiseKernel = void (*)(const DepthwiseArgs&);
 
 // A row of taps of these widths shares its pixels: each is loaded once. Other filters go tap by tap.
-constexpr int depthwise_kw[] = {1, 3, 5, 7};
+constexpr int depthwise_kw[] = {1, 2, 3, 5, 7};
 constexpr int depthwise_max_stride = 2;
 
 constexpr int conv_max_cols = 14;

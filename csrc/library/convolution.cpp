@@ -61,7 +61,7 @@ void set_window(Conv& c, IntArrayRef stride, IntArrayRef padding, IntArrayRef di
 }
 
 // Sizes, strides and paddings; everything that does not depend on the data, but for the size of dst. The weight is
-// (ic, oc, ...) where `transposed`.
+// (ic, oc / groups, ...) where `transposed`.
 Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
                       IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                       int64_t groups, int64_t block, bool transposed = false) {
@@ -72,7 +72,7 @@ Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor&
   check_window("padding", padding, spatial, 0);
   check_window("dilation", dilation, spatial, 1);
   TORCH_CHECK_VALUE(groups >= 1 && weight_size[0] % groups == 0, "convolution: ", weight_size[0],
-                    " output channels do not split into ", groups, " groups");
+                    transposed ? " input" : " output", " channels do not split into ", groups, " groups");
   for (const int64_t size : weight_size)
     TORCH_CHECK_VALUE(size > 0, "convolution: the weight is empty, size ", weight_size);
   TORCH_CHECK_VALUE(block >= 1 && block <= 1024, "convolution: blocks of 1 to 1024 channels, got ", block);
@@ -83,7 +83,7 @@ Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor&
   Conv c{};
   c.groups = groups, c.block = block;
   c.ic = transposed ? weight_size[0] : weight_size[1] * groups;
-  c.oc = weight_size[transposed ? 1 : 0];
+  c.oc = transposed ? weight_size[1] * groups : weight_size[0];
   std::vector<int64_t> src_size = src.sizes().slice(0, ndims).vec();
   src_size[1] = c.ic;
   set_window(c, stride, padding, dilation);
@@ -167,42 +167,47 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
   return dst;
 }
 
-static int64_t transposed_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t stride, int64_t output_padding) {
-  return (src - 1) * stride - 2 * pad + kernel + output_padding;
+static int64_t transposed_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t dilation, int64_t stride,
+                                   int64_t output_padding) {
+  return (src - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1 + output_padding;
+}
+
+static void set_transposed_dst_size(Conv& c, int64_t spatial, IntArrayRef output_padding) {
+  check_window("output_padding", output_padding, spatial, 0);
+  const auto beyond = [&](int64_t from_last) {
+    return from_last < spatial ? output_padding[spatial - 1 - from_last] : 0;
+  };
+  c.ow = transposed_dst_size(c.iw, c.pad_w, c.kw, c.dilation_w, c.stride_w, beyond(0));
+  c.oh = transposed_dst_size(c.ih, c.pad_h, c.kh, c.dilation_h, c.stride_h, beyond(1));
+  c.od = transposed_dst_size(c.id, c.pad_d, c.kd, c.dilation_d, c.stride_d, beyond(2));
+  constexpr int64_t most = int64_t(1) << 31;  // so that no size of dst overflows
+  TORCH_CHECK(std::min({c.id, c.ih, c.iw, c.od, c.oh, c.ow}) > 0 && std::max({c.id, c.ih, c.iw}) < most,
+              "convolution_transpose: src of ", c.id, "x", c.ih, "x", c.iw, " gives dst of ", c.od, "x", c.oh, "x",
+              c.ow, ", which is no size");
 }
 
 Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
                                  IntArrayRef weight_size, IntArrayRef weight_blocking,
                                  const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
-                                 IntArrayRef output_padding, int64_t block) {
-  static constexpr int64_t ones[] = {1, 1, 1};
-  const int64_t ndims = weight_size.size();
-  TORCH_CHECK_VALUE(ndims == 3 || ndims == 4,
-                    "convolution_transpose: the weight has 3 or 4 dims (ic, oc, kh, kw), got ", weight_size);
-  Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding,
-                            IntArrayRef(ones, ndims - 2), 1, block, true);
-  check_window("output_padding", output_padding, ndims - 2, 0);
+                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block) {
+  Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups,
+                            block, true);
   TORCH_CHECK_VALUE(c.src_md.single_block(1) == block && c.kernels() != nullptr,
                     "convolution_transpose: src has channels in blocks of ", block,
                     " that this CPU's kernels take, got ", src_blocking);
   for (int i = 0; i < c.wei_md.inner_nblks; i++)
     TORCH_CHECK_VALUE(c.wei_md.inner_idxs[i] < 2, "convolution_transpose: a weight is blocked by channels only, got ",
                       weight_blocking);
-  c.oh = ndims == 3 ? 1 : transposed_dst_size(c.ih, c.pad_h, c.kh, c.stride_h, output_padding[0]);
-  c.ow = transposed_dst_size(c.iw, c.pad_w, c.kw, c.stride_w, output_padding.back());
-  constexpr int64_t most = int64_t(1) << 31;  // so that no size of dst overflows
-  TORCH_CHECK(c.ih > 0 && c.iw > 0 && c.ih < most && c.iw < most && c.oh > 0 && c.ow > 0,
-              "convolution_transpose: src of ", c.ih, "x", c.iw, " gives dst of ", c.oh, "x", c.ow,
-              ", which is no size");
+  set_transposed_dst_size(c, weight_size.size() - 2, output_padding);
   const Tensor dense_bias = channel_vector("convolution_transpose: bias", bias, c.oc);
   c.post_ops.bias = data_or_null(dense_bias);
-  Tensor dst = empty_dst(c, ndims);
+  Tensor dst = empty_dst(c, weight_size.size());
   if (dst.numel() == 0) return dst;
   c.src = src.const_data_ptr<float>();
   c.wei = weight.const_data_ptr<float>();
   c.dst = dst.mutable_data_ptr<float>();
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
-  convolve_transposed(c, key ? &*key : nullptr);
+  or_out_of_memory("convolution_transpose", [&] { convolve_transposed(c, key ? &*key : nullptr); });
   return dst;
 }
 

@@ -37,7 +37,7 @@ def convolution(
     spatial = x.dim() - 2
     window = [v * spatial if len(v) == 1 else v for v in (stride, padding, dilation)]
     if transposed and _has_transposed_kernel(x, weight, bias, *window, output_padding, groups):
-        return _convolution_transpose(x, weight, bias, *window[:2], output_padding)
+        return _convolution_transpose(x, weight, bias, *window, output_padding, groups)
     if transposed or not _has_kernel(x, weight, bias, groups) or not _is_window(spatial, *window):
         return fallback(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     block, src, src_blocking = _source(x, weight, groups)
@@ -53,18 +53,25 @@ def convolution(
 
 
 def _convolution_transpose(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], output_padding: list[int]
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    output_padding: list[int],
+    groups: int,
 ) -> BlockedTensor:
-    """1-D and 2-D, float32; the weight is (ic, oc, kh, kw), packed by the operator on every call."""
+    """1-D to 3-D, float32; the weight is (ic, oc / groups, kd, kh, kw), packed by the operator on every call."""
     block = _kernel_block(x, weight)
     wei, wei_blocking = _physical(weight)
     counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
     physical = library.convolution_transpose_op(
         reorder.to_blocking(x, _CHANNELS[block]), (1, block), wei, weight.shape, sum(wei_blocking, ()),
-        reorder.to_plain(bias), stride, padding, output_padding, block,
+        reorder.to_plain(bias), stride, padding, output_padding, dilation, groups, block,
     )  # fmt: skip
     n, _, *spatial, _ = physical.shape
-    return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[1], *spatial))
+    return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[1] * groups, *spatial))
 
 
 @register(aten.conv2d.default)
@@ -109,15 +116,17 @@ def _has_transposed_kernel(
     """As `_has_kernel`, of the transposed convolution."""
     src, wei = x.shape, weight.shape
     spatial = len(src) - 2
-    if groups != 1 or spatial not in (1, 2) or not _are_for_kernels(x, weight, bias, src, wei):
+    if not _are_for_kernels(x, weight, bias, src, wei) or not _is_window(spatial, stride, padding, dilation):
         return False
-    if not _is_window(spatial, stride, padding, dilation) or max(dilation) > 1 or len(output_padding) != spatial:
+    if len(output_padding) != spatial or groups < 1 or wei[0] % groups:
         return False
-    window = zip(src[2:], wei[2:], stride, padding, output_padding, strict=True)
+    window = zip(src[2:], wei[2:], stride, padding, dilation, output_padding, strict=True)
     return (
         src[1] == wei[0]
-        and (bias is None or bias.shape == wei[1:2])
-        and all(0 <= out < s and (n - 1) * s - 2 * pad + k + out > 0 for n, k, s, pad, out in window)
+        and (bias is None or tuple(bias.shape) == (wei[1] * groups,))
+        and all(
+            0 <= out < max(s, d) and (n - 1) * s - 2 * pad + d * (k - 1) + out >= 0 for n, k, s, pad, d, out in window
+        )
         and not (isinstance(weight, BlockedTensor) and max(weight._blocking.axes) > 1)
     )
 
