@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch_blocked import counting, library, reorder
 from torch_blocked.dispatch.fallback import announce, fallback, run_plain
 from torch_blocked.dispatch.registry import register
+from torch_blocked.formats import plain_format
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor, check_tensor
 
@@ -40,13 +41,25 @@ def convolution(
         return _convolution_transpose(x, weight, bias, *window, output_padding, groups)
     if transposed or not _has_kernel(x, weight, bias, groups) or not _is_window(spatial, *window):
         return fallback(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return _convolution(x, weight, bias, *window, groups)
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> BlockedTensor:
     block, src, src_blocking = _source(x, weight, groups)
     wei, wei_blocking = _physical(weight)
     if wei_blocking.block(0) != block:  # packed by the operator on every call
         counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
     physical = library.convolution_op(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
-        *window, groups, block,
+        stride, padding, dilation, groups, block,
     )  # fmt: skip
     n, _, *spatial, _ = physical.shape
     return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[0], *spatial))
@@ -211,16 +224,74 @@ def algorithm(
 
 @register(aten.convolution_backward.default)
 def convolution_backward(
-    func: OpOverload, grad: Tensor, x: Tensor, weight: Tensor, *args: object, **kwargs: object
+    func: OpOverload,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """On plain tensors; the gradients of blocked tensors are blocked."""
-    announce(func)
-    grads = run_plain(func, (grad, x, weight, *args), kwargs)
-    return _as(grads[0], x), _as(grads[1], weight), grads[2]
+    """Of what `convolution` takes; the gradients of blocked tensors are blocked."""
+    spatial = x.dim() - 2
+    window = [v * spatial if len(v) == 1 else v for v in (stride, padding, dilation)]
+    has_kernel = (
+        _has_transposed_kernel(x, weight, None, *window, output_padding, groups)
+        and all(out < s for out, s in zip(output_padding, window[0], strict=True))
+        if transposed
+        else _has_kernel(x, weight, None, groups) and _is_window(spatial, *window)
+    )
+    if not has_kernel or grad.dtype is not torch.float32 or grad.dim() != x.dim():
+        announce(func)
+        arguments = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
+        grads = run_plain(func, (grad, x, weight, *arguments), {})
+        return _as(grads[0], x), _as(grads[1], weight), grads[2]
+    block = _kernel_block(x, weight)
+    diff_dst = BlockedTensor(reorder.to_blocking(grad, _CHANNELS[block]), _CHANNELS[block], grad.shape)
+    diff_src = diff_weight = diff_bias = None
+    if output_mask[0]:
+        backward = _convolution if transposed else _convolution_transpose
+        rest = [] if transposed else [_output_padding(grad.shape, x.shape, weight.shape, *window)]
+        diff_src = _as(backward(diff_dst, weight, None, *window, *rest, groups), x)
+    if output_mask[1]:
+        src, dst = (diff_dst, x) if transposed else (x, diff_dst)
+        diff_weight = _weight_gradient(src, dst, weight, *window, groups)
+    if output_mask[2]:
+        dims = [0, *range(2, grad.dim())]
+        diff_bias = diff_dst._physical.sum(dims).flatten()[: grad.size(1)].clone()
+    return diff_src, diff_weight, diff_bias
+
+
+def _output_padding(
+    dst: torch.Size, src: torch.Size, weight: torch.Size, stride: list[int], padding: list[int], dilation: list[int]
+) -> list[int]:
+    """The rows of src that a convolution's last window does not reach, of each spatial dim."""
+    window = zip(src[2:], dst[2:], weight[2:], stride, padding, dilation, strict=True)
+    return [n - ((out - 1) * s - 2 * pad + d * (k - 1) + 1) for n, out, k, s, pad, d in window]
+
+
+def _weight_gradient(
+    x: Tensor, diff_dst: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Tensor:
+    """The gradient of the convolution of x, blocked as the weight is."""
+    block, src, src_blocking = _source(x, weight, groups)
+    fmt = weight.format if isinstance(weight, BlockedTensor) else plain_format(weight.dim(), None)
+    physical = library.convolution_weight_gradient_op(
+        src, sum(src_blocking, ()), reorder.to_blocking(diff_dst, _CHANNELS[block]), weight.shape, fmt.order,
+        sum(fmt.blocking, ()), stride, padding, dilation, groups,
+    )  # fmt: skip
+    return BlockedTensor(physical, fmt.blocking, weight.shape) if fmt.blocking else physical
 
 
 def _as(grad: Tensor | None, like: Tensor) -> Tensor | None:
     """`grad` in the blocking of `like`."""
-    if grad is None or not isinstance(like, BlockedTensor):
+    if grad is None:
         return grad
+    if not isinstance(like, BlockedTensor):
+        return reorder.to_plain(grad)
     return BlockedTensor(reorder.to_blocking(grad, like._blocking), like._blocking, like.shape)
