@@ -60,7 +60,7 @@ struct Spread {
     if (other.count == 0) return;
     const double both = count + other.count, apart = other.mean - mean;
     squares += other.squares + apart * apart * count * other.count / both;
-    mean += apart * other.count / both;
+    mean = (mean * count + other.mean * other.count) / both;  // not by `apart`: infinities stay infinite
     count = both;
   }
 };
@@ -82,10 +82,10 @@ void batch_norm(const BatchNormShape& s, const BatchNormParameters& p, const flo
 void batch_norm_statistics(const BatchNormShape& s, const float* src, float* mean, float* var) {
   std::vector<Spread> planes(s.n * s.blocks() * s.block);
   each_chunk(s, [&](int64_t offset, int64_t plane, int64_t pixels) {
+    std::vector<float> sums(2 * s.block), center(src + offset, src + offset + s.block);
     // Centered on one of them, which is near their mean where that is large.
-    const float* const center = src + offset;
-    std::vector<float> sums(2 * s.block);
-    kernels().moments(center, center, sums.data(), pixels, s.block);
+    for (float& value : center) value = std::isfinite(value) ? value : 0.f;
+    kernels().moments(src + offset, center.data(), sums.data(), pixels, s.block);
     for (int64_t i = 0; i < s.block; i++) {
       const double n = double(pixels), sum = sums[i];
       planes[plane * s.block + i].add({n, center[i] + sum / n, std::max(0., sums[s.block + i] - sum * sum / n)});

@@ -1,10 +1,12 @@
-"""The gradient of convolutions with respect to their weights: the operator at every ISA tier."""
+"""Gradients: the operators at every ISA tier, then by autograd through convolutions and batch normalization."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from test_convolutions import CONVOLUTIONS
+import torch.nn.functional as F
+from conftest import CHANNELS, assert_same, dense
+from test_convolutions import CONVOLUTIONS, TRANSPOSED
 from test_library import SHAPES, between_nans, check, guarded, pair  # noqa: F401
 
 import torch_blocked as tb
@@ -12,11 +14,11 @@ from torch_blocked import library
 from torch_blocked.formats import activation_format, weight_format
 
 # (n, ic, oc, src, kernel, stride, padding, dilation, groups)
-GRADIENTS = CONVOLUTIONS + [
+SHAPES_OF_ALL_RANKS = CONVOLUTIONS + [
     (n, ic, oc, (ih, iw), (kh, kw), pair(stride), pair(padding), pair(dilation), groups)
     for n, ic, oc, ih, iw, kh, kw, stride, padding, dilation, groups in SHAPES
 ]
-GRADIENTS += [
+SHAPES_OF_ALL_RANKS += [
     (3, 20, 33, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1), 1),  # a chunk of several images
     (2, 33, 40, (40, 30), (3, 3), (1, 1), (1, 1), (1, 1), 1),  # several chunks an image
     (1, 300, 16, (9, 9), (1, 1), (1, 1), (0, 0), (1, 1), 1),  # more blocks of src than a tile has
@@ -47,7 +49,7 @@ def blocked_gradient(src, diff_dst, size, arguments, fmt):
     return tb.BlockedTensor(physical, fmt.blocking, size) if fmt.blocking else physical
 
 
-@pytest.mark.parametrize("shape", GRADIENTS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES_OF_ALL_RANKS, ids=str)
 def test_weight_gradient(isa, guarded, shape):  # noqa: F811
     x, diff_dst, size, arguments = problem(shape)
     expected = plain_gradient(x.double(), diff_dst.double(), size, *arguments)
@@ -126,3 +128,164 @@ def test_bad_arguments(changed, message):
     }  # fmt: skip
     with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
         library.convolution_weight_gradient_op(*(right | changed).values())
+
+
+# ---- By autograd
+
+
+def gradients(f, *leaves):
+    """The gradients of `f`'s answer, each pixel weighed otherwise; the same weights for the same shape."""
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    y = f(*leaves)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype)
+    (dense(y) * weights).sum().backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def check_gradients(f, *leaves, blocked):
+    """Those of the leaves at the places `blocked` made blocked are blocked, nothing falls back, all are right."""
+    expected = gradients(lambda *a: f(*a), *(leaf.double() for leaf in leaves))
+    given = [leaf.to(tb.blocked) if i in blocked else leaf for i, leaf in enumerate(leaves)]
+    with tb.count() as counts:
+        found = gradients(f, *given)
+    assert not counts.fallbacks
+    for i, (grad, right) in enumerate(zip(found, expected, strict=True)):
+        assert isinstance(grad, tb.BlockedTensor) == (i in blocked)
+        assert_same(grad, right.float(), rtol=1e-4, atol=1e-4 * max(1.0, float(right.abs().max())))
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_ALL_RANKS, ids=str)
+def test_convolution(shape):
+    n, ic, oc, src, kernel, *window, groups = shape
+    x, w, b = torch.randn(n, ic, *src), torch.randn(oc, ic // groups, *kernel), torch.randn(oc)
+    for blocked in ((0, 1), (1,)) if groups == 1 else ((0, 1),):
+        check_gradients(
+            lambda *a: torch.convolution(*a, *window, False, [0] * len(src), groups), x, w, b, blocked=blocked
+        )
+
+
+@pytest.mark.parametrize("shape", TRANSPOSED, ids=str)
+def test_transposed_convolution(shape):
+    n, ic, oc, src, kernel, stride, padding, output_padding, dilation, groups = shape
+    if any(out >= s for out, s in zip(output_padding, stride, strict=True)):
+        return check_fallback(shape)
+    x, w, b = torch.randn(n, ic, *src), torch.randn(ic, oc // groups, *kernel), torch.randn(oc)
+    check_gradients(
+        lambda *a: torch.convolution(*a, stride, padding, dilation, True, output_padding, groups),
+        x, w, b, blocked=(0, 1),
+    )  # fmt: skip
+
+
+def check_fallback(shape):
+    """Rows of dst that no src reaches: right, by PyTorch."""
+    n, ic, oc, src, kernel, stride, padding, output_padding, dilation, groups = shape
+    x, w = torch.randn(n, ic, *src), torch.randn(ic, oc // groups, *kernel)
+
+    def f(x, w):
+        return torch.convolution(x, w, None, stride, padding, dilation, True, output_padding, groups)
+
+    for grad, right in zip(gradients(f, x.to(tb.blocked), w), gradients(f, x, w), strict=True):
+        assert_same(grad, right, rtol=1e-4, atol=1e-4)
+
+
+def test_convolution_wants_only_some():
+    x, w = torch.randn(2, 17, 6, 5).to(tb.blocked), torch.randn(20, 17, 3, 3).to(tb.blocked)
+    for leaf, others in ((x, lambda x: F.conv2d(x, w)), (w, lambda w: F.conv2d(x, w))):
+        (grad,) = gradients(others, leaf)
+        assert isinstance(grad, tb.BlockedTensor)
+
+
+def test_convolution_twice():
+    """The gradient of a gradient."""
+    x, w = torch.randn(1, 17, 5, 4), torch.randn(18, 17, 3, 3)
+    found = []
+    for to in (lambda t: t.double(), lambda t: t.to(tb.blocked)):
+        leaves = [to(t).requires_grad_() for t in (x, w)]
+        first = torch.autograd.grad(F.conv2d(*leaves).sin().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+    for right, grad in zip(*found, strict=True):
+        assert_same(grad, right.float(), rtol=1e-4, atol=1e-4 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_batch_norm(isa, channels, training):
+    mean, var, weight = torch.randn(channels), torch.rand(channels) + 0.1, torch.randn(channels)
+
+    def f(x, *affine):
+        return F.batch_norm(x, mean.to(x.dtype), var.to(x.dtype), *affine, training)
+
+    for size in [(3, channels, 5, 7), (4, channels, 3), (2, channels, 3, 2, 5)]:
+        check_gradients(f, torch.randn(size) * 2 + 1, weight, torch.randn(channels), blocked=(0,))
+        check_gradients(f, torch.randn(size), blocked=(0,))
+
+
+def test_batch_norm_by_plain_gradient():
+    """The gradient that comes in may be plain."""
+    x = torch.randn(2, 17, 4, 5)
+    check_gradients(lambda x: F.batch_norm(x, None, None, training=True).mul(torch.ones(1)), x, blocked=(0,))
+
+
+@pytest.mark.parametrize("block", [5, 8, 16])
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_batch_norm_operators(isa, guarded, channels, block):  # noqa: F811
+    for size in [(3, channels, 40, 30), (1, channels, 3), (2, channels, 3, 2, 5)]:
+        fmt, x, diff = activation_format(len(size), block), torch.randn(size) + 100, torch.randn(size)
+        mean, var = library.batch_norm_statistics_op(x.to(fmt).physical, channels)
+        dims = [0, *range(2, x.dim())]
+        torch.testing.assert_close(mean, x.double().mean(dims).float())
+        torch.testing.assert_close(var, x.double().var(dims, correction=0).float(), rtol=1e-4, atol=1e-6)
+        weight, invstd = torch.randn(channels), torch.rand(channels) + 0.1
+        for training in (True, False):
+            arguments = (diff.to(fmt).physical, x.to(fmt).physical, weight, mean, invstd, training)
+            expected = library.batch_norm_backward_aten(*(a.double() if torch.is_tensor(a) else a for a in arguments))
+            physical, *others = library.batch_norm_backward_op(*arguments)
+            check(
+                tb.BlockedTensor(physical, fmt.blocking, x.shape),
+                library.blocked_to_plain(expected[0], size, (1, block)),
+            )
+            for found, right in zip(others, expected[1:], strict=True):
+                torch.testing.assert_close(found, right.float(), rtol=1e-4, atol=1e-3)
+
+
+def test_statistics_of_nonfinite_values(isa):
+    x = torch.randn(2, 17, 5, 6)
+    x[0, 2, 0, 0], x[0, 3, 1, 1], x[1, 16, 2, 2] = float("inf"), float("inf"), float("nan")
+    y = [t.to(tb.blocked).physical if i else t for i, t in enumerate((x, x))]
+    mean, var = library.batch_norm_statistics_op(y[1], 17)
+    torch.testing.assert_close(mean, x.mean((0, 2, 3)), equal_nan=True)
+    torch.testing.assert_close(var, x.var((0, 2, 3), correction=0), equal_nan=True)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", ["batch_norm_statistics", "batch_norm_backward"])
+def test_opcheck_of_batch_norm(name, requires_grad):
+    x, diff = (torch.randn(2, 2, 3, 4, 16).requires_grad_(requires_grad) for _ in range(2))
+    vectors = [torch.rand(32).add(0.5).requires_grad_(requires_grad) for _ in range(3)]
+    arguments = {"batch_norm_statistics": (x, 32), "batch_norm_backward": (diff, x, *vectors, True)}[name]
+    torch.library.opcheck(getattr(library.ops, name).default, arguments)
+
+
+BAD_BATCH_NORM = [
+    ("batch_norm_statistics", (torch.randn(2, 3), 3), "src is"),
+    ("batch_norm_statistics", (torch.randn(2, 2, 3, 16), 3), "blocks of 16"),
+    ("batch_norm_statistics", (torch.randn(2, 2, 3, 16).double(), 32), "float32 only"),
+    ("batch_norm_statistics", (torch.randn(0, 2, 3, 16), 32), "no values"),
+    (
+        "batch_norm_backward",
+        (torch.randn(2, 2, 4, 16), torch.randn(2, 2, 3, 16), None, *[torch.ones(32)] * 2, True),
+        "one",
+    ),
+    ("batch_norm_backward", (*[torch.randn(2, 2, 3, 16)] * 2, None, torch.ones(32), torch.ones(31), True), "invstd"),
+    (
+        "batch_norm_backward",
+        (*[torch.randn(2, 2, 3, 16)] * 2, torch.ones(2, 16), *[torch.ones(32)] * 2, True),
+        "weight",
+    ),
+]
+
+
+@pytest.mark.parametrize("name, arguments, message", BAD_BATCH_NORM)
+def test_bad_arguments_of_batch_norm(name, arguments, message):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
+        getattr(library.ops, name)(*arguments)
