@@ -213,7 +213,7 @@ def test_batch_norm(isa, channels, training):
     mean, var, weight = torch.randn(channels), torch.rand(channels) + 0.1, torch.randn(channels)
 
     def f(x, *affine):
-        return F.batch_norm(x, mean.to(x.dtype), var.to(x.dtype), *affine, training)
+        return F.batch_norm(x, mean.to(x.dtype), var.to(x.dtype), *affine, training=training)
 
     for size in [(3, channels, 5, 7), (4, channels, 3), (2, channels, 3, 2, 5)]:
         check_gradients(f, torch.randn(size) * 2 + 1, weight, torch.randn(channels), blocked=(0,))
