@@ -31,6 +31,12 @@ const ConvKernels* Conv::kernels() const {
   return nullptr;
 }
 
+bool streams_dst(const Conv& c) {
+  constexpr int64_t cache_bytes = 32 << 20;  // what one core has of the last level on today's servers, about
+  const int64_t src_size = c.n * c.ic * c.id * c.ih * c.iw, dst_size = c.n * c.oc_blocks() * c.dst_block();
+  return (src_size + dst_size) * int64_t(sizeof(float)) > cache_bytes && reinterpret_cast<uintptr_t>(c.dst) % 64 == 0;
+}
+
 // What needs no packing: the first of the list that can.
 static const Algorithm& without_packing(const Conv& conv) {
   for (const Algorithm* algorithm : algorithms)

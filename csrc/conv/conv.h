@@ -3,6 +3,7 @@
 // Each algorithm is one file and one entry of the list in conv.cpp; `reference` ends the list and takes everything.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -99,6 +100,13 @@ Choice explain(const Conv& conv, const WeightKey* key);
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks);
 // The same dims, strides (but where a dim is 1 they do not matter) and blocks.
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
+
+// Whether dst is to be written past the caches, which do not hold both it and src: what is read next is not there
+// anyway, and a streamed line is not read before it is written. To be followed by finish_streams in each thread.
+bool streams_dst(const Conv& conv);
+inline void finish_streams() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}  // they keep no order of their own
 
 // How many input channel blocks are summed in one go where each has `taps` products a lane: the error of a sum of n
 // products grows as sqrt(n), so long ones are cut into parts of about sum_products.
