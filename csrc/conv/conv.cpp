@@ -11,7 +11,7 @@
 
 namespace torch_blocked {
 
-static const Algorithm* const algorithms[] = {&conv_first, &conv_direct, &conv_depthwise, &conv_reference};
+static const Algorithm* const algorithms[] = {&conv_first, &conv_depthwise, &conv_direct, &conv_reference};
 // What a convolution that runs direct can be done by instead.
 static const struct {
   const Algorithm* algorithm;

@@ -14,12 +14,6 @@
 namespace torch_blocked {
 namespace {
 
-bool can(const Conv& c) {
-  return c.groups > 1 && c.src_md.single_block(1) == c.block && c.block <= max_lanes && c.kernels() != nullptr;
-}
-
-bool is_depthwise(const Conv& c) { return c.group_ic() == 1 && c.group_oc() == 1; }
-
 // Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
 // pixel.
 int64_t column_stride(const Conv& c) {
@@ -66,6 +60,19 @@ int row_kernel(const Conv& c) {
   return can_share && found != std::end(depthwise_kw) ? int(found - std::begin(depthwise_kw)) : 0;
 }
 
+Lane lane(const Conv& c) {
+  if (c.group_ic() == 1 && c.group_oc() == 1) return Lane::Own;
+  return c.group_oc() % c.block == 0 ? Lane::Same : Lane::Mapped;
+}
+
+// Groups of whole blocks run direct, but for one block of output channels a group the rows of taps are faster: direct
+// kernels load a pixel for each multiplication.
+bool can(const Conv& c) {
+  if (c.groups == 1 || c.src_md.single_block(1) != c.block || c.block > max_lanes || !c.kernels()) return false;
+  const bool whole_blocks = c.group_ic() % c.block == 0 && c.group_oc() % c.block == 0;
+  return !whole_blocks || (c.group_ic() == c.block && c.group_oc() == c.block && row_kernel(c) > 0);
+}
+
 Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), stream(c.kd == 1 && streams_dst(c)) {
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
@@ -79,7 +86,7 @@ Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), stre
     ColumnRun run;
     run.begin = begin;
     run.end = end;
-    run.kernels = c.kernels()->depthwise->kernels[!is_depthwise(c)][kernel][std::max<int64_t>(1, stride) - 1];
+    run.kernels = c.kernels()->depthwise->kernels[int(lane(c))][kernel][std::max<int64_t>(1, stride) - 1];
     run.cols = (end - begin + ntiles - 1) / ntiles;
     for (int64_t kh = 0; kh < c.kh; kh++)
       for (int64_t kw = inside.begin; kw < inside.end; kw += step) {
@@ -95,10 +102,16 @@ Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), stre
 // What a block of output channels reads: a map for every channel of a group and src block that some lanes find it in.
 void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps) {
   maps.clear();
-  if (is_depthwise(c)) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});  // every lane its own
+  if (lane(c) == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});
   for (int64_t j = 0; j < c.group_ic(); j++) {
     const size_t first = maps.size();
     const int64_t index[] = {0, j, 0, 0, 0};
+    if (lane(c) == Lane::Same) {
+      const int64_t channel = oc_block * c.block / c.group_oc() * c.group_ic() + j;
+      const int64_t src = channel / c.block * c.src_md.strides[1] + channel % c.block;
+      maps.push_back({src, c.wei_md.off_v(index), {}, {}});
+      continue;
+    }
     for (int64_t lane = 0; lane < c.block && oc_block * c.block + lane < c.oc; lane++) {
       const int64_t channel = (oc_block * c.block + lane) / c.group_oc() * c.group_ic() + j;
       const int64_t src = channel / c.block * c.src_md.strides[1];

@@ -16,16 +16,18 @@ constexpr int64_t wei_prefetch = 1024;  // floats ahead: a page, at whose end th
 // Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
 template <int Pixel, int Rows, int Cols, int Blocks>
 __attribute__((noinline)) void convolve(const ConvArgs& a) {
+  constexpr bool plain = Pixel < block;
   Vec acc[Blocks][Rows * Cols];
   float* const dst = a.dst;
   const int64_t dst_block = a.dst_block, dst_row = a.dst_row, src_row = a.src_row, wei_block = a.wei_block;
-  const int64_t lanes = Pixel == 1 ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
+  const int64_t lanes = plain ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
+  const bool stream = a.stream;
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     const bool first = a.first && begin == 0;
     UNROLL for (int b = 0; b < Blocks; b++) {
       const Vec start = first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
       UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-        __builtin_prefetch(dst + b * dst_block + r * dst_row + c * block, 1, 3);
+        if (!plain || !stream) __builtin_prefetch(dst + b * dst_block + r * dst_row + c * block, 1, 3);
         acc[b][r * Cols + c] = start;
       }
     }
@@ -35,10 +37,11 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
         const float* const src = a.src + k * a.src_block + a.taps[t];
 #pragma GCC unroll 4
         for (int64_t i = 0; i < lanes; i++) {
-          if constexpr (Pixel > 1) __builtin_prefetch(src + ahead + i * block, 0, 3);
+          if constexpr (!plain) __builtin_prefetch(src + ahead + i * block, 0, 3);
           Vec w[Blocks];
           UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
-          UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_prefetch + b * wei_block, 0, 3);
+          if constexpr (!plain)
+            UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_prefetch + b * wei_block, 0, 3);
           wei += block;
           UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
             const Vec x(src[r * src_row + c * Pixel + i]);
@@ -54,8 +57,13 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
         UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c] =
             acc[b][r * Cols + c] + Vec::loadu(pixels + r * dst_row + c * block);
       if (last) finish<Rows, Cols>(a.epilogue, b * block, dst_block, dst_row, acc[b]);
-      UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c].store(
-          pixels + r * dst_row + c * block);
+      UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
+        float* const pixel = pixels + r * dst_row + c * block;
+        if (plain && stream)
+          store_streamed(acc[b][r * Cols + c], pixel);
+        else
+          acc[b][r * Cols + c].store(pixel);
+      }
     }
   }
 }
@@ -89,8 +97,10 @@ constexpr ConvKernels make_table() {
   fill<block, 1, 2>(table.one_row[1], cols);
   fill<block, 2, 1>(table.two_rows[0], cols);
   fill<block, 2, 2>(table.two_rows[1], cols_two);
-  fill<1, 1, 1>(table.plain_row[0], cols);
-  fill<1, 1, 2>(table.plain_row[1], cols);
+  fill<1, 1, 1>(table.plain_row[0][0], cols);
+  fill<1, 1, 2>(table.plain_row[0][1], cols);
+  fill<2, 1, 1>(table.plain_row[1][0], cols);
+  fill<2, 1, 2>(table.plain_row[1][1], cols);
   table.depthwise = &TORCH_BLOCKED_TIER_NAME(depthwise_kernels);
   table.copy_pixels = copy_pixels;
   table.copy_plain = copy_plain;

@@ -42,7 +42,7 @@ struct ConvArgs {
 };
 using ConvKernel = void (*)(const ConvArgs&);
 
-constexpr int conv_max_cols = 14;
+constexpr int conv_max_cols = 14, conv_max_plain_stride = 2;
 
 struct DepthwiseKernels;  // depthwise.h
 
@@ -53,7 +53,8 @@ struct ConvKernels {
   // [oc blocks - 1][cols - 1]
   ConvKernel one_row[2][conv_max_cols];
   ConvKernel two_rows[2][conv_max_cols];
-  ConvKernel plain_row[2][conv_max_cols];  // src is a plain plane: pixels are 1 apart, not `block`
+  // [stride - 1]: src is a plain plane, its pixels 1 or 2 apart, not `block`
+  ConvKernel plain_row[conv_max_plain_stride][2][conv_max_cols];
   const DepthwiseKernels* depthwise;
 
   // dst[j] = src[j * stride] for n pixels of one block, or (plain) of one element.

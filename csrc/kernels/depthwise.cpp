@@ -30,14 +30,14 @@ struct Lanes {
 
 // Cols pixels of one block of channels, each channel with its own filter. src pixels are Stride apart; taps come in
 // rows of Kw neighbours, and pixel i of a row is the k-th tap of dst column (i - k) / Stride.
-template <bool Moved, int Kw, int Stride, int Cols>
+template <Lane lane, int Kw, int Stride, int Cols>
 struct Tile {
   static constexpr int pixels = (Cols - 1) * Stride + Kw;
   Vec acc[Cols];
 
   // Where the first pixel of the rows of taps is src column `iw`.
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
-    for (int64_t m = 0; m < (Moved ? a.nmaps : 1); m++) {
+    for (int64_t m = 0; m < (lane == Lane::Own ? 1 : a.nmaps); m++) {
       const Lanes lanes(a.maps[m]);
       for (int64_t t = taps.begin; t < taps.end; t++) {
         const float* const wei = a.wei + a.maps[m].wei + a.taps[t].wei;
@@ -56,7 +56,7 @@ struct Tile {
       const bool at_edge = i < Kw - 1 || i > pixels - Kw;
       const float* pixel = src + i * block;
       if (at_edge) pixel = uint64_t(iw + i) < uint64_t(a.iw) ? pixel : a.zeros;
-      const Vec x = Moved ? lanes.move(pixel) : Vec::loadu(pixel);
+      const Vec x = lane == Lane::Same ? Vec(*pixel) : lane == Lane::Mapped ? lanes.move(pixel) : Vec::loadu(pixel);
       UNROLL for (int k = 0; k < Kw; k++) {
         const int c = (i - k) / Stride;
         if (i >= k && (i - k) % Stride == 0 && c < Cols) acc[c] = multiply_add(w[k], x, acc[c]);
@@ -86,7 +86,7 @@ struct Tile {
   }
 };
 
-template <bool Moved, int Kw, int Stride, int Cols>
+template <Lane lane, int Kw, int Stride, int Cols>
 [[gnu::noinline]] void depthwise(const DepthwiseArgs& a) {
   const Vec start = a.first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias) : Vec(0.f);
   for (int64_t row = 0; row < a.nrows; row++) {
@@ -94,7 +94,7 @@ template <bool Moved, int Kw, int Stride, int Cols>
     int64_t src_offset = a.src_offset + row * a.src_row, iw = a.iw_begin;
     float* dst = a.dst + row * a.dst_row;
     for (int64_t tile = 0; tile < a.ntiles; tile++) {
-      Tile<Moved, Kw, Stride, Cols> t;
+      Tile<lane, Kw, Stride, Cols> t;
       t.prefetch(a, src_offset);
       UNROLL for (int c = 0; c < Cols; c++) t.acc[c] = start;
       t.add(a, src_offset, iw, taps);
@@ -106,22 +106,23 @@ template <bool Moved, int Kw, int Stride, int Cols>
   }
 }
 
-template <bool Moved, int Width, int Stride, size_t... I>
+template <Lane lane, int Width, int Stride, size_t... I>
 constexpr void fill_cols(DepthwiseKernels& table, std::index_sequence<I...>) {
-  ((table.kernels[Moved][Width][Stride - 1][I] = depthwise<Moved, depthwise_kw[Width], Stride, int(I) + 1>), ...);
+  ((table.kernels[int(lane)][Width][Stride - 1][I] = depthwise<lane, depthwise_kw[Width], Stride, int(I) + 1>), ...);
 }
 
-template <bool Moved, size_t... I>
+template <Lane lane, size_t... I>
 constexpr void fill(DepthwiseKernels& table, std::index_sequence<I...>) {
   constexpr auto cols = std::make_index_sequence<max_cols>();
-  ((fill_cols<Moved, I, 1>(table, cols), fill_cols<Moved, I, 2>(table, cols)), ...);
+  ((fill_cols<lane, I, 1>(table, cols), fill_cols<lane, I, 2>(table, cols)), ...);
 }
 
 constexpr DepthwiseKernels make_table() {
   DepthwiseKernels table{};
   constexpr auto widths = std::make_index_sequence<std::size(depthwise_kw)>();
-  fill<false>(table, widths);
-  fill<true>(table, widths);
+  fill<Lane::Own>(table, widths);
+  fill<Lane::Mapped>(table, widths);
+  fill<Lane::Same>(table, widths);
   return table;
 }
 

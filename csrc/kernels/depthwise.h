@@ -19,8 +19,11 @@ struct TapRange {
   int64_t begin, end;
 };
 
+// Which src lane a dst lane reads: its own, each that of a map, or all of them the same one.
+enum class Lane { Own, Mapped, Same };
+
 // For one channel of each group: dst lane i reads src lane from[i] where use[i] is -1 (all bits) and nothing where it
-// is 0. src and wei are added to every tap's.
+// is 0; where all read the same one, it is in src. src and wei are added to every tap's.
 constexpr int max_lanes = 16;
 struct LaneMap {
   int64_t src, wei;
@@ -57,8 +60,8 @@ constexpr int depthwise_kw[] = {1, 3, 5, 7};
 constexpr int depthwise_max_stride = 2;
 
 struct DepthwiseKernels {
-  // [whether lanes move][index into depthwise_kw][column stride - 1][cols - 1]
-  DepthwiseKernel kernels[2][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
+  // [Lane][index into depthwise_kw][column stride - 1][cols - 1]
+  DepthwiseKernel kernels[3][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
 };
 TORCH_BLOCKED_DECLARE_KERNELS(DepthwiseKernels, depthwise_kernels);
 
