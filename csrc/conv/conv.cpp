@@ -188,19 +188,4 @@ PaddedPostOps::PaddedPostOps(const Conv& conv) : conv_(conv) {
   }
 }
 
-Epilogue PaddedPostOps::at(int64_t oc_block, int64_t blocks, int64_t offset) const {
-  const int64_t channel = oc_block * conv_.block;
-  const auto from = [&](const std::vector<float>& values) { return values.empty() ? nullptr : &values[channel]; };
-  Epilogue e;
-  e.bias = from(bias_);
-  e.scale = from(scale_);
-  e.shift = from(shift_);
-  e.keep = oc_block + blocks == conv_.oc_blocks() ? from(keep_) : nullptr;
-  e.residual = conv_.post_ops.residual ? conv_.post_ops.residual + offset : nullptr;
-  e.clamp = conv_.post_ops.clamp;
-  e.lower = conv_.post_ops.lower;
-  e.upper = conv_.post_ops.upper;
-  return e;
-}
-
 }  // namespace torch_blocked

@@ -130,10 +130,26 @@ class ReorderedWeights {
 class PaddedPostOps {
  public:
   explicit PaddedPostOps(const Conv& conv);
-  // The epilogue for `blocks` blocks from block `oc_block`, dst written at `offset` from its start.
-  Epilogue at(int64_t oc_block, int64_t blocks, int64_t offset) const;
+  // The epilogue for `blocks` blocks from block `oc_block`, dst written at `offset` from its start. Inlined, so that
+  // its fields are written where they belong: a copy of them in wider pieces would wait for all stores before it, a
+  // kernel's whole answer.
+  Epilogue at(int64_t oc_block, int64_t blocks, int64_t offset) const {
+    Epilogue e;
+    e.bias = from(bias_, oc_block);
+    e.scale = from(scale_, oc_block);
+    e.shift = from(shift_, oc_block);
+    e.keep = oc_block + blocks == conv_.oc_blocks() ? from(keep_, oc_block) : nullptr;
+    e.residual = conv_.post_ops.residual ? conv_.post_ops.residual + offset : nullptr;
+    e.clamp = conv_.post_ops.clamp;
+    e.lower = conv_.post_ops.lower;
+    e.upper = conv_.post_ops.upper;
+    return e;
+  }
 
  private:
+  const float* from(const std::vector<float>& values, int64_t oc_block) const {
+    return values.empty() ? nullptr : values.data() + oc_block * conv_.block;
+  }
   const Conv& conv_;
   std::vector<float> bias_, scale_, shift_, keep_;
 };
