@@ -9,7 +9,7 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t window_budget = 256 << 10, most_rows = 8;
+constexpr int64_t window_budget = 256 << 10, most_rows = 4;  // the rows of an image in L1
 
 bool can(const Conv& c) { return c.groups == 1 && c.src_md.is_plain() && c.kernels() != nullptr; }
 
@@ -59,15 +59,17 @@ void compute_row(const Plan& plan, const float* window_row, int64_t dst, int64_t
   a.dst_block = c.dst_block();
   a.first = a.last = true;
   a.stream = plan.stream;
-  const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols;
-  for (int64_t call = 0; call < ncalls; call++) {
-    int64_t begin, end;
-    split(c.ow, ncalls, call, begin, end);
-    const int64_t offset = dst + oc_block * c.dst_block() + begin * c.block;
+  const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols, cols = (c.ow + ncalls - 1) / ncalls;
+  const int64_t row = dst + oc_block * c.dst_block();
+  a.dst = c.dst + row;
+  a.epilogue = plan.post_ops.at(oc_block, blocks, row);
+  const int64_t residual_step = a.epilogue.residual ? c.block : 0;
+  for (int64_t begin = 0, n; begin < c.ow; begin += n) {
+    n = std::min(cols, c.ow - begin);
     a.src = window_row + begin * plan.pixel;
-    a.dst = c.dst + offset;
-    a.epilogue = plan.post_ops.at(oc_block, blocks, offset);
-    plan.kernels.plain_row[plan.pixel - 1][blocks - 1][end - begin - 1](a);
+    plan.kernels.plain_row[plan.pixel - 1][blocks - 1][n - 1](a);
+    a.dst += n * c.block;
+    a.epilogue.residual += n * residual_step;
   }
 }
 
