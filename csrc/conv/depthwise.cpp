@@ -1,7 +1,8 @@
 // Grouped convolution of a blocked src, any number of channels a group; depthwise is one channel a group.
 //
 // Output channel o of a block reads the src channels of its group. With the j-th of them brought into lane o, a grouped
-// convolution is a sum over j of depthwise ones: vectors of filters times vectors of pixels, no lane wasted.
+// convolution is a sum over j of depthwise ones: vectors of filters times vectors of pixels, no lane wasted. Where
+// groups have whole blocks of output channels it is the same src channel for all lanes.
 //
 // src is read where it lies. The kernels for whole rows of the filter pass over the pixels in the padding. For filters
 // that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
@@ -60,7 +61,7 @@ int row_kernel(const Conv& c) {
   return can_share && found != std::end(depthwise_kw) ? int(found - std::begin(depthwise_kw)) : 0;
 }
 
-Lane lane(const Conv& c) {
+Lane lanes_of(const Conv& c) {
   if (c.group_ic() == 1 && c.group_oc() == 1) return Lane::Own;
   return c.group_oc() % c.block == 0 ? Lane::Same : Lane::Mapped;
 }
@@ -86,7 +87,7 @@ Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), stre
     ColumnRun run;
     run.begin = begin;
     run.end = end;
-    run.kernels = c.kernels()->depthwise->kernels[int(lane(c))][kernel][std::max<int64_t>(1, stride) - 1];
+    run.kernels = c.kernels()->depthwise->kernels[int(lanes_of(c))][kernel][std::max<int64_t>(1, stride) - 1];
     run.cols = (end - begin + ntiles - 1) / ntiles;
     for (int64_t kh = 0; kh < c.kh; kh++)
       for (int64_t kw = inside.begin; kw < inside.end; kw += step) {
@@ -102,11 +103,11 @@ Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), stre
 // What a block of output channels reads: a map for every channel of a group and src block that some lanes find it in.
 void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps) {
   maps.clear();
-  if (lane(c) == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});
+  if (lanes_of(c) == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});
   for (int64_t j = 0; j < c.group_ic(); j++) {
     const size_t first = maps.size();
     const int64_t index[] = {0, j, 0, 0, 0};
-    if (lane(c) == Lane::Same) {
+    if (lanes_of(c) == Lane::Same) {
       const int64_t channel = oc_block * c.block / c.group_oc() * c.group_ic() + j;
       const int64_t src = channel / c.block * c.src_md.strides[1] + channel % c.block;
       maps.push_back({src, c.wei_md.off_v(index), {}, {}});
