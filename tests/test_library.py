@@ -37,6 +37,19 @@ SHAPES = [
     (1, 20, 30, 7, 7, 3, 3, 1, 1, 1, 10),
     (1, 48, 96, 6, 6, 3, 3, 1, 1, 1, 2),
     (1, 64, 64, 5, 5, 3, 3, 1, 1, 2, 4),
+    (1, 17, 17, 9, 43, 7, 7, 1, 3, 1, 17),  # the padding reaches into the last tile but one
+    (2, 17, 17, 5, 2, 5, 5, 2, 2, 1, 17),  # and from both sides into all columns
+    (1, 48, 48, 9, 31, 3, 3, 1, 1, 1, 3),  # one block a group
+    (2, 48, 48, 9, 10, 5, 3, 2, (0, 1), 1, 6),
+    (1, 48, 48, 7, 9, 3, 3, 1, 1, 2, 6),  # dilated
+    (1, 20, 64, 6, 7, 3, 3, 1, 1, 1, 2),  # whole blocks of output channels a group, not of input channels
+]
+
+# Of SHAPES' kind; src and dst are larger than the caches.
+STREAMED = [
+    (1, 20, 20, 530, 530, 3, 3, 1, 1, 1, 20),
+    (1, 32, 32, 365, 367, 3, 3, 1, 1, 1, 2),
+    (1, 3, 40, 450, 453, 3, 3, 1, 1, 1, 1),
 ]
 
 
@@ -97,6 +110,30 @@ def test_convolution(isa, guarded, shape):
         dst_block = src_format.blocking.block(1) if src_format in (tb.nChw8c, tb.nChw4c) else block
         for wei_format in wei_formats:
             check(run(x, w, b, args, src_format, wei_format, dst_block), expected)
+
+
+@pytest.mark.parametrize("shape", STREAMED, ids=str)
+def test_answers_larger_than_the_caches(isa, guarded, shape):
+    x, w, b, args = problem(shape)
+    block = library.isa_block()
+    src_format = None if x.size(1) < 4 else activation_format(4, block)
+    y = run(x, w, b, args, src_format, weight_format(w.shape, block), block, activation="relu")
+    assert 4 * (x.numel() + y.physical.numel()) > 32 << 20
+    check(y, F.conv2d(x, w, b, *args).relu())
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[-1] > 1], ids=str)
+def test_grouped_convolution_is_the_same_in_any_batch_and_threads(isa, shape):
+    x, w, b, args = problem((5, *shape[1:]))
+    block = library.isa_block()
+    formats = activation_format(4, block), weight_format(w.shape, block), block
+    y = run(x, w, b, args, *formats).physical
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert all(torch.equal(run(x[i : i + 1], w, b, args, *formats).physical, y[i : i + 1]) for i in range(5))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("channels", CHANNELS)

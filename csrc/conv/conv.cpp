@@ -11,7 +11,7 @@
 
 namespace torch_blocked {
 
-static const Algorithm* const algorithms[] = {&conv_first, &conv_direct, &conv_depthwise, &conv_reference};
+static const Algorithm* const algorithms[] = {&conv_first, &conv_depthwise, &conv_direct, &conv_reference};
 // What a convolution that runs direct can be done by instead.
 static const struct {
   const Algorithm* algorithm;
@@ -29,6 +29,13 @@ const ConvKernels* Conv::kernels() const {
     if (kernels.block == block) return &kernels;
   }
   return nullptr;
+}
+
+bool streams_dst(const Conv& c) {
+  constexpr int64_t cache_bytes = 32 << 20;  // what one core has of the last level on today's servers, about
+  const int64_t src_size = c.n * c.ic * c.id * c.ih * c.iw, dst_size = c.n * c.oc_blocks() * c.dst_block();
+  return !c.phase && (src_size + dst_size) * int64_t(sizeof(float)) > cache_bytes &&
+         reinterpret_cast<uintptr_t>(c.dst) % 64 == 0;
 }
 
 // What needs no packing: the first of the list that can.
@@ -180,21 +187,6 @@ PaddedPostOps::PaddedPostOps(const Conv& conv) : conv_(conv) {
     keep_.assign(count, 0.f);
     std::memset(keep_.data(), 0xff, oc * sizeof(float));
   }
-}
-
-Epilogue PaddedPostOps::at(int64_t oc_block, int64_t blocks, int64_t offset) const {
-  const int64_t channel = oc_block * conv_.block;
-  const auto from = [&](const std::vector<float>& values) { return values.empty() ? nullptr : &values[channel]; };
-  Epilogue e;
-  e.bias = from(bias_);
-  e.scale = from(scale_);
-  e.shift = from(shift_);
-  e.keep = oc_block + blocks == conv_.oc_blocks() ? from(keep_) : nullptr;
-  e.residual = conv_.post_ops.residual ? conv_.post_ops.residual + offset : nullptr;
-  e.clamp = conv_.post_ops.clamp;
-  e.lower = conv_.post_ops.lower;
-  e.upper = conv_.post_ops.upper;
-  return e;
 }
 
 }  // namespace torch_blocked

@@ -3,12 +3,14 @@
 // Each algorithm is one file and one entry of the list in conv.cpp; `reference` ends the list and takes everything.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../kernels/conv.h"
+#include "../kernels/depthwise.h"
 #include "../memory_desc.h"
 #include "packed_weights.h"
 
@@ -107,10 +109,17 @@ bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
 // Elements of a dense tensor, padding included.
 int64_t elements(const MemoryDesc& md);
 
-// Every group is one channel of src and one of dst: lane i of dst reads lane i of src.
-inline bool is_depthwise(const Conv& c) { return c.group_ic() == 1 && c.group_oc() == 1; }
-// What a block of output channels reads: a map for every channel of a group and src block that some lanes find it in.
-std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block);
+// Which lanes of src the output channels of a grouped convolution read, and for a block of them a map for every channel
+// of a group and src block that some lanes find it in.
+Lane lanes_of(const Conv& c);
+void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps);
+
+// Whether dst is to be written past the caches, which do not hold both it and src: what is read next is not there
+// anyway, and a streamed line is not read before it is written. To be followed by finish_streams in each thread.
+bool streams_dst(const Conv& conv);
+inline void finish_streams() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}  // they keep no order of their own
 
 // How many input channel blocks are summed in one go where each has `taps` products a lane: the error of a sum of n
 // products grows as sqrt(n), so long ones are cut into parts of about sum_products.
@@ -134,10 +143,26 @@ class ReorderedWeights {
 class PaddedPostOps {
  public:
   explicit PaddedPostOps(const Conv& conv);
-  // The epilogue for `blocks` blocks from block `oc_block`, dst written at `offset` from its start.
-  Epilogue at(int64_t oc_block, int64_t blocks, int64_t offset) const;
+  // The epilogue for `blocks` blocks from block `oc_block`, dst written at `offset` from its start. Inlined, so that
+  // its fields are written where they belong: a copy of them in wider pieces would wait for all stores before it, a
+  // kernel's whole answer.
+  Epilogue at(int64_t oc_block, int64_t blocks, int64_t offset) const {
+    Epilogue e;
+    e.bias = from(bias_, oc_block);
+    e.scale = from(scale_, oc_block);
+    e.shift = from(shift_, oc_block);
+    e.keep = oc_block + blocks == conv_.oc_blocks() ? from(keep_, oc_block) : nullptr;
+    e.residual = conv_.post_ops.residual ? conv_.post_ops.residual + offset : nullptr;
+    e.clamp = conv_.post_ops.clamp;
+    e.lower = conv_.post_ops.lower;
+    e.upper = conv_.post_ops.upper;
+    return e;
+  }
 
  private:
+  const float* from(const std::vector<float>& values, int64_t oc_block) const {
+    return values.empty() ? nullptr : values.data() + oc_block * conv_.block;
+  }
   const Conv& conv_;
   std::vector<float> bias_, scale_, shift_, keep_;
 };

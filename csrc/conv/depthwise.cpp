@@ -1,7 +1,8 @@
 // Grouped convolution of a blocked src, any number of channels a group; depthwise is one channel a group.
 //
 // Output channel o of a block reads the src channels of its group. With the j-th of them brought into lane o, a grouped
-// convolution is a sum over j of depthwise ones: vectors of filters times vectors of pixels, no lane wasted.
+// convolution is a sum over j of depthwise ones: vectors of filters times vectors of pixels, no lane wasted. Where
+// groups have whole blocks of output channels it is the same src channel for all lanes.
 //
 // src is read where it lies. The kernels for whole rows of the filter pass over the pixels in the padding. For filters
 // that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
@@ -11,10 +12,6 @@
 
 namespace torch_blocked {
 namespace {
-
-bool can(const Conv& c) {
-  return c.groups > 1 && c.src_md.single_block(1) == c.block && c.block <= max_lanes && c.kernels() != nullptr;
-}
 
 // Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
 // pixel.
@@ -32,22 +29,22 @@ struct Inside {
   bool operator==(const Inside&) const = default;
 };
 
-// Dst columns [begin, end) with one list of taps: those of all filter rows, row by row. A whole row of them may be one,
+// Dst columns [begin, end) with one list of taps: those of all filter rows, row by row. A whole row of dst may be one,
 // and then takes columns at the edges too.
 struct ColumnRun {
   int64_t begin, end;
-  bool row_kernel;                 // the kernels take rows of taps
   const DepthwiseKernel* kernels;  // by the number of columns
-  int64_t cols;                    // in a call
-  int64_t taps_per_row;
+  int64_t cols;                    // in a tile
   std::vector<DepthwiseTap> taps;
+  std::vector<TapRange> rows;  // for each dst row, those of them inside src
 };
 
-// All that can be known before the rows: a row may be no more than thirty multiplications.
+// All that can be known before the rows: a plane may be no more than a few hundred multiplications.
 struct Plan {
   const Conv& conv;
   PaddedPostOps post_ops;
   int64_t oc_blocks;
+  bool stream;
   std::vector<ColumnRun> runs;
   std::vector<Inside> rows, planes;  // of the filter, for each dst row and depth
 
@@ -64,42 +61,59 @@ int row_kernel(const Conv& c) {
   return can_share && found != std::end(depthwise_kw) ? int(found - std::begin(depthwise_kw)) : 0;
 }
 
-Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()) {
-  const ConvKernels& kernels = *c.kernels();
-  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : kernels.cols;
+// Groups of whole blocks run direct, but for one block of output channels a group the rows of taps are faster: direct
+// kernels load a pixel for each multiplication.
+bool can(const Conv& c) {
+  if (c.groups == 1 || c.src_md.single_block(1) != c.block || c.block > max_lanes || !c.kernels()) return false;
+  const bool whole_blocks = c.group_ic() % c.block == 0 && c.group_oc() % c.block == 0;
+  return !whole_blocks || (c.group_ic() == c.block && c.group_oc() == c.block && row_kernel(c) > 0);
+}
+
+Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), stream(c.kd == 1 && streams_dst(c)) {
+  for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
+  for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
+  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : c.kernels()->cols;
   const int kernel = row_kernel(c), step = depthwise_kw[kernel];
   const auto taken = [&](int64_t ow) { return kernel ? Inside(0, c.kw, 1, c.kw) : columns(ow); };
   for (int64_t begin = 0, end; begin < c.ow; begin = end) {
     const Inside inside = taken(begin);
     for (end = begin + 1; end < c.ow && taken(end) == inside;) end++;
-    const int64_t ncalls = (end - begin + most - 1) / most;
+    const int64_t ntiles = (end - begin + most - 1) / most, taps_per_row = (inside.end - inside.begin) / step;
     ColumnRun run;
     run.begin = begin;
     run.end = end;
-    run.row_kernel = kernel > 0;
-    run.kernels = kernels.depthwise[!is_depthwise(c)][kernel][std::max<int64_t>(1, stride) - 1];
-    run.cols = (end - begin + ncalls - 1) / ncalls;
-    run.taps_per_row = (inside.end - inside.begin) / step;
+    run.kernels = c.kernels()->depthwise->kernels[int(lanes_of(c))][kernel][std::max<int64_t>(1, stride) - 1];
+    run.cols = (end - begin + ntiles - 1) / ntiles;
     for (int64_t kh = 0; kh < c.kh; kh++)
       for (int64_t kw = inside.begin; kw < inside.end; kw += step) {
         const int64_t index[] = {0, 0, kh, kw, 0};
         run.taps.push_back(
             {kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.src_md.strides[3], c.wei_md.off_v(index)});
       }
+    for (const Inside& row : rows) run.rows.push_back({row.begin * taps_per_row, row.end * taps_per_row});
     runs.push_back(std::move(run));
   }
-  for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
-  for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
 }
 
 }  // namespace
 
-std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block) {
-  if (is_depthwise(c)) return {LaneMap{oc_block * c.src_md.strides[1], 0, {}, {}}};  // every lane its own
-  std::vector<LaneMap> maps;
+Lane lanes_of(const Conv& c) {
+  if (c.group_ic() == 1 && c.group_oc() == 1) return Lane::Own;
+  return c.group_oc() % c.block == 0 ? Lane::Same : Lane::Mapped;
+}
+
+void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps) {
+  maps.clear();
+  if (lanes_of(c) == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});
   for (int64_t j = 0; j < c.group_ic(); j++) {
     const size_t first = maps.size();
     const int64_t index[] = {0, j, 0, 0, 0};
+    if (lanes_of(c) == Lane::Same) {
+      const int64_t channel = oc_block * c.block / c.group_oc() * c.group_ic() + j;
+      const int64_t src = channel / c.block * c.src_md.strides[1] + channel % c.block;
+      maps.push_back({src, c.wei_md.off_v(index), {}, {}});
+      continue;
+    }
     for (int64_t lane = 0; lane < c.block && oc_block * c.block + lane < c.oc; lane++) {
       const int64_t channel = (oc_block * c.block + lane) / c.group_oc() * c.group_ic() + j;
       const int64_t src = channel / c.block * c.src_md.strides[1];
@@ -110,73 +124,70 @@ std::vector<LaneMap> lane_maps(const Conv& c, int64_t oc_block) {
       map->use[lane] = -1;
     }
   }
-  return maps;
 }
 
 namespace {
 
-// A row of dst. The next one is a step, not a division.
-struct Row {
-  int64_t n, oc_block, od, oh;
-  Row(const Plan& plan, int64_t index)
+// Neighbouring rows of a plane of dst: as many of those from the index-th on as lie in one plane and before `end`.
+struct Strip {
+  int64_t n, oc_block, od, oh, rows;
+  Strip(const Plan& plan, int64_t index, int64_t end)
       : n(index / (plan.oc_blocks * plan.conv.od * plan.conv.oh)),
         oc_block(index / (plan.conv.od * plan.conv.oh) % plan.oc_blocks),
         od(index / plan.conv.oh % plan.conv.od),
-        oh(index % plan.conv.oh) {}
-  void next(const Plan& plan) {
-    if (++oh < plan.conv.oh) return;
-    oh = 0;
-    if (++od < plan.conv.od) return;
-    od = 0;
-    if (++oc_block < plan.oc_blocks) return;
-    oc_block = 0;
-    n++;
-  }
+        oh(index % plan.conv.oh),
+        rows(std::min(end - index, plan.conv.oh - oh)) {}
 };
 
-// The columns of a run, with what `a` says of the filter.
-void compute_columns(const Plan& plan, const Row& row, const ColumnRun& run, DepthwiseArgs& a) {
+// The columns of a run, with what `a` says of the filter: tiles of one width, then what is left.
+void compute_columns(const Plan& plan, const Strip& strip, const ColumnRun& run, DepthwiseArgs a) {
   const Conv& c = plan.conv;
-  const int64_t row_offset = a.src_offset;
-  for (int64_t col = run.begin, n; col < run.end; col += n) {
-    n = std::min(run.cols, run.end - col);
-    const int64_t offset = (row.n * plan.oc_blocks + row.oc_block) * c.dst_block() + row.od * c.dst_plane() +
-                           row.oh * c.dst_row() + col * c.dst_pixel();
-    const int64_t iw_begin = col * c.stride_w - c.pad_w, iw_end = iw_begin + (n - 1) * c.stride_w + c.kw;
-    a.src_offset = row_offset + iw_begin * c.src_md.strides[3];
-    a.left = run.row_kernel ? std::max<int64_t>(0, -iw_begin) : 0;
-    a.right = run.row_kernel ? std::max<int64_t>(0, iw_end - c.iw) : 0;
-    a.dst = c.dst + offset;
-    a.epilogue = plan.post_ops.at(row.oc_block, 1, offset);
-    run.kernels[n - 1](a);
+  const int64_t row_offset = a.src_offset, plane = (strip.n * plan.oc_blocks + strip.oc_block) * c.dst_block() +
+                                                   strip.od * c.dst_plane() + strip.oh * c.dst_row();
+  a.taps = run.taps.data();
+  for (int64_t col = run.begin, cols = run.cols; col < run.end; col += cols * a.ntiles) {
+    cols = std::min(cols, run.end - col);
+    a.ntiles = (run.end - col) / cols;
+    a.iw_begin = col * c.stride_w - c.pad_w;
+    a.tile_columns = cols * c.stride_w;
+    a.src_tile = a.tile_columns * c.src_md.strides[3];
+    a.src_offset = row_offset + a.iw_begin * c.src_md.strides[3];
+    a.dst = c.dst + plane + col * c.dst_pixel();
+    a.epilogue = plan.post_ops.at(strip.oc_block, 1, plane + col * c.dst_pixel());
+    run.kernels[cols - 1](a);
   }
-  a.src_offset = row_offset;
 }
 
-void compute_row(const Plan& plan, const Row& row, const std::vector<LaneMap>& maps) {
+void compute_strip(const Plan& plan, const Strip& strip, const std::vector<LaneMap>& maps) {
+  alignas(64) static constexpr float zeros[max_lanes] = {};
   const Conv& c = plan.conv;
-  const Inside planes = plan.planes[row.od], rows = plan.rows[row.oh];
+  const Inside planes = plan.planes[strip.od];
+  const std::vector<TapRange> none(planes.begin == planes.end ? strip.rows : 0);  // the filter lies in the padding
   DepthwiseArgs a{};
+  a.src = c.src + strip.n * c.src_md.strides[0];
+  a.src_row = c.stride_h * c.src_md.strides[2];
+  a.iw = c.iw;
+  a.zeros = zeros;
   a.maps = maps.data();
   a.nmaps = maps.size();
+  a.ahead_row = c.src_md.strides[2];
+  a.ahead = ((c.kh - 1) * c.dilation_h + 1) * a.ahead_row;
+  a.nahead = std::min(c.stride_h, c.kh);
   a.wei_kw = c.wei_md.strides[3];
   a.dst_step = c.dst_step();
-  a.src_row = c.src_md.strides[2];
-  a.ahead = ((c.kh - 1) * c.dilation_h + 1) * a.src_row;
-  a.nahead = std::min(c.stride_h, c.kh);
-  // Where all planes of the filter lie in the padding, one of them with no taps.
+  a.dst_row = c.dst_row();
+  a.nrows = strip.rows;
+  a.stream = plan.stream;
   const int64_t last = std::max(planes.begin, planes.end - 1);
   for (int64_t kd = planes.begin; kd <= last; kd++) {
-    const int64_t id = row.od * c.stride_d - c.pad_d + kd * c.dilation_d;
-    a.src = c.src + row.n * c.src_md.strides[0];
-    a.src_offset = id * c.src_md.strides[4] + (row.oh * c.stride_h - c.pad_h) * c.src_md.strides[2];
-    a.wei = c.wei + row.oc_block * c.wei_md.strides[0] + kd * c.wei_md.strides[4];
+    const int64_t id = strip.od * c.stride_d - c.pad_d + kd * c.dilation_d;
+    a.src_offset = id * c.src_md.strides[4] + (strip.oh * c.stride_h - c.pad_h) * c.src_md.strides[2];
+    a.wei = c.wei + strip.oc_block * c.wei_md.strides[0] + kd * c.wei_md.strides[4];
     a.first = kd == planes.begin;
     a.last = kd == last;
     for (const ColumnRun& run : plan.runs) {
-      a.taps = run.taps.data() + rows.begin * run.taps_per_row;
-      a.ntaps = planes.begin == planes.end ? 0 : (rows.end - rows.begin) * run.taps_per_row;
-      compute_columns(plan, row, run, a);
+      a.rows = none.empty() ? run.rows.data() + strip.oh : none.data();
+      compute_columns(plan, strip, run, a);
     }
   }
 }
@@ -185,11 +196,13 @@ void run(const Conv& c) {
   const Plan plan(c);
   parallel_for(c.n * plan.oc_blocks * c.od * c.oh, c.nthreads, [&](int64_t begin, int64_t end) {
     std::vector<LaneMap> maps;
-    Row row(plan, begin);
-    for (int64_t index = begin, maps_of = -1; index < end; index++, row.next(plan)) {
-      if (maps_of != row.oc_block) maps = lane_maps(c, maps_of = row.oc_block);
-      compute_row(plan, row, maps);
+    for (int64_t index = begin, maps_of = -1; index < end;) {
+      const Strip strip(plan, index, end);
+      if (maps_of != strip.oc_block) lane_maps(c, maps_of = strip.oc_block, maps);
+      compute_strip(plan, strip, maps);
+      index += strip.rows;
     }
+    if (plan.stream) finish_streams();
   });
 }
 

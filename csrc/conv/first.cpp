@@ -9,7 +9,7 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t window_budget = 256 << 10, most_rows = 8;
+constexpr int64_t window_budget = 256 << 10, most_rows = 4;  // the rows of an image in L1
 
 bool can(const Conv& c) { return c.groups == 1 && c.src_md.is_plain() && c.kernels() != nullptr; }
 
@@ -19,13 +19,21 @@ MemoryDesc weights(const Conv& c) { return dense_desc(c.wei_md, {0, 2, 3, 1}, {{
 struct Plan {
   const Conv& conv;
   const ConvKernels& kernels;
+  int64_t pixel;  // columns of the window from one dst pixel's to the next
+  bool stream;
   Window window;
   PaddedPostOps post_ops;
   int64_t ntiles;  // of an image, each some dst rows
   int64_t plane;   // floats from one plane's window to the next
   std::vector<int64_t> taps;
 
-  explicit Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, 1), post_ops(c) {
+  explicit Plan(const Conv& c)
+      : conv(c),
+        kernels(*c.kernels()),
+        pixel(c.stride_w <= conv_max_plain_stride ? c.stride_w : 1),
+        stream(streams_dst(c)),
+        window(c, 1, pixel == c.stride_w),
+        post_ops(c) {
     int64_t tile = 1;
     while (tile < most_rows && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
     ntiles = (c.oh + tile - 1) / tile;
@@ -50,15 +58,18 @@ void compute_row(const Plan& plan, const float* window_row, int64_t dst, int64_t
   a.wei = c.wei + oc_block * a.wei_block;
   a.dst_block = c.dst_block();
   a.first = a.last = true;
-  const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols;
-  for (int64_t call = 0; call < ncalls; call++) {
-    int64_t begin, end;
-    split(c.ow, ncalls, call, begin, end);
-    const int64_t offset = dst + oc_block * c.dst_block() + begin * c.block;
-    a.src = window_row + begin;
-    a.dst = c.dst + offset;
-    a.epilogue = plan.post_ops.at(oc_block, blocks, offset);
-    plan.kernels.plain_row[blocks - 1][end - begin - 1](a);
+  a.stream = plan.stream;
+  const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols, cols = (c.ow + ncalls - 1) / ncalls;
+  const int64_t row = dst + oc_block * c.dst_block();
+  a.dst = c.dst + row;
+  a.epilogue = plan.post_ops.at(oc_block, blocks, row);
+  const int64_t residual_step = a.epilogue.residual ? c.block : 0;
+  for (int64_t begin = 0, n; begin < c.ow; begin += n) {
+    n = std::min(cols, c.ow - begin);
+    a.src = window_row + begin * plan.pixel;
+    plan.kernels.plain_row[plan.pixel - 1][blocks - 1][n - 1](a);
+    a.dst += n * c.block;
+    a.epilogue.residual += n * residual_step;
   }
 }
 
@@ -82,6 +93,7 @@ void run(const Conv& c) {
           compute_row(plan, window + row, dst + oh * c.dst_row(), oc_block);
         }
     }
+    if (plan.stream) finish_streams();
   });
 }
 

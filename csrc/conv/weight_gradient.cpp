@@ -165,7 +165,17 @@ void add_lane_products(const Problem& p, const Chunk& chunk, int64_t oc_block, c
       if (a.rows == 0) continue;
       const int64_t index[] = {oc_block * c.block, 0, kh, kw, kd};
       a.diff_wei = p.diff_wei + c.wei_md.off_v(index) + map.wei;
-      p.kernels.lane_product(a, is_depthwise(c) ? nullptr : &map);
+      switch (lanes_of(c)) {
+        case Lane::Own:
+          p.kernels.lane_product(a, nullptr);
+          break;
+        case Lane::Mapped:
+          p.kernels.lane_product(a, &map);
+          break;
+        case Lane::Same:
+          p.kernels.outer_product[0](a);
+          break;
+      }
     }
 }
 
@@ -202,8 +212,9 @@ void run_lane_wise(const Problem& p, const std::vector<Chunk>& chunks, int64_t t
   const int64_t rows = c.kd * c.kh;
   int64_t begin, end;
   split(p.oc_blocks() * rows, team, thread, begin, end);
+  std::vector<LaneMap> maps;
   for (int64_t oc_block = begin / rows; oc_block * rows < end; oc_block++) {
-    const std::vector<LaneMap> maps = lane_maps(c, oc_block);
+    lane_maps(c, oc_block, maps);
     const Range tasks = Range(0, rows) & Range(begin - oc_block * rows, end - oc_block * rows);
     for (const Chunk& chunk : chunks)
       for (int64_t task = tasks.begin; task < tasks.end; task++)

@@ -12,6 +12,7 @@ namespace torch_blocked {
 // Layout of one channel block (or, of a plain src, one channel): [row][phase][column][element].
 struct Window {
   int64_t element;       // floats a pixel
+  int64_t col_step;      // src columns from one window column to the next, in a phase
   int64_t phases;        // 1 for kernels one wide: the columns that no tap reads are left out
   int64_t phase_cols;    // columns a phase
   int64_t row_size;      // floats a row
@@ -19,10 +20,11 @@ struct Window {
   int64_t rows_per_dst;  // window rows from one dst row to the next
   const Conv& conv;
 
-  Window(const Conv& c, int64_t element_size)
+  Window(const Conv& c, int64_t element_size, bool kernel_takes_stride = false)
       : element(element_size),
-        phases(c.kw == 1 ? 1 : c.stride_w),
-        phase_cols((c.kw - 1) * c.dilation_w / c.stride_w + c.ow),
+        col_step(kernel_takes_stride ? 1 : c.stride_w),
+        phases(c.kw == 1 ? 1 : col_step),
+        phase_cols((c.kw - 1) * c.dilation_w / col_step + (c.ow - 1) * (c.stride_w / col_step) + 1),
         row_size(phases * phase_cols * element),
         row_step(c.kh == 1 ? c.stride_h : 1),
         rows_per_dst(c.kh == 1 ? 1 : c.stride_h),
@@ -35,8 +37,7 @@ struct Window {
 
   int64_t tap(int64_t kh, int64_t kw) const {
     const int64_t column = kw * conv.dilation_w;
-    const int64_t phase = phases == 1 ? 0 : column % conv.stride_w;
-    return kh * conv.dilation_h * row_size + (phase * phase_cols + column / conv.stride_w) * element;
+    return kh * conv.dilation_h * row_size + (column % phases * phase_cols + column / col_step) * element;
   }
 
   // Offsets of all taps, the filter's rows outermost.
@@ -71,7 +72,7 @@ struct Window {
       }
       for (int64_t phase = 0; phase < phases; phase++, window += phase_cols * element) {
         // Column j of this phase is src column first + j * step.
-        const int64_t first = phase - conv.pad_w, step = conv.stride_w;
+        const int64_t first = phase - conv.pad_w, step = col_step;
         const int64_t begin = std::min(phase_cols, first < 0 ? (-first + step - 1) / step : 0);
         const int64_t end =
             std::max(begin, std::min(phase_cols, first < conv.iw ? (conv.iw - 1 - first) / step + 1 : 0));

@@ -4,7 +4,6 @@
 // channels, which stay in registers while it runs over input channels and filter taps.
 #pragma once
 #include <cstdint>
-#include <iterator>
 
 #include "../isa.h"
 
@@ -39,49 +38,14 @@ struct ConvArgs {
   int64_t dst_block, dst_row;
   int64_t dst_step = 1;  // from one pixel of a row to the next, in pixels
   bool first, last;      // the sum starts here (else it adds to dst), ends here (the epilogue applies)
+  bool stream = false;   // dst, aligned to a vector, is written past the caches: it is larger than they are
   Epilogue epilogue;
 };
 using ConvKernel = void (*)(const ConvArgs&);
 
-// One tap of a depthwise convolution, or a row of neighbouring taps: offsets of its first src pixel and of its first
-// vector of weights.
-struct DepthwiseTap {
-  int64_t src, wei;
-};
+constexpr int conv_max_cols = 14, conv_max_plain_stride = 2;
 
-// For one channel of each group: dst lane i reads src lane from[i] where use[i] is -1 (all bits) and nothing where it
-// is 0. src and wei are added to every tap's.
-constexpr int max_lanes = 16;
-struct LaneMap {
-  int64_t src, wei;
-  int32_t from[max_lanes];
-  int32_t use[max_lanes];
-};
-
-// The sum over maps and taps.
-struct DepthwiseArgs {
-  const float* src;
-  int64_t src_offset;  // of the first pixel's filter: it may lie in the padding, before src, where its taps do not
-  const LaneMap* maps;
-  int64_t nmaps;
-  const DepthwiseTap* taps;
-  int64_t ntaps;
-  int64_t ahead, nahead, src_row;  // what the next dst row reads first: its offset, like taps', and rows of src
-  int64_t left, right;  // the first and last pixels of a row of taps that lie in the padding; each less than its width
-  const float* wei;
-  int64_t wei_kw;  // to the weights of the next tap of a row
-  float* dst;
-  int64_t dst_step = 1;  // as in ConvArgs
-  bool first, last;      // too
-  Epilogue epilogue;
-};
-using DepthwiseKernel = void (*)(const DepthwiseArgs&);
-
-// A row of taps of these widths shares its pixels: each is loaded once. Other filters go tap by tap.
-constexpr int depthwise_kw[] = {1, 2, 3, 5, 7};
-constexpr int depthwise_max_stride = 2;
-
-constexpr int conv_max_cols = 14;
+struct DepthwiseKernels;  // depthwise.h
 
 struct ConvKernels {
   int64_t block;
@@ -90,9 +54,9 @@ struct ConvKernels {
   // [oc blocks - 1][cols - 1]
   ConvKernel one_row[2][conv_max_cols];
   ConvKernel two_rows[2][conv_max_cols];
-  ConvKernel plain_row[2][conv_max_cols];  // src is a plain plane: pixels are 1 apart, not `block`
-  // [whether lanes move][index into depthwise_kw][column stride - 1][cols - 1]
-  DepthwiseKernel depthwise[2][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
+  // [stride - 1]: src is a plain plane, its pixels 1 or 2 apart, not `block`
+  ConvKernel plain_row[conv_max_plain_stride][2][conv_max_cols];
+  const DepthwiseKernels* depthwise;
 
   // dst[j] = src[j * stride] for n pixels of one block, or (plain) of one element.
   void (*copy_pixels)(const float* src, int64_t stride, float* dst, int64_t n);

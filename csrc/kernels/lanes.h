@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "conv.h"
+#include "depthwise.h"
 #include "vec.h"
 
 namespace torch_blocked {

@@ -20,6 +20,15 @@ constexpr int block = 16;
 constexpr int block = 8;  // without AVX2 a block is two or more registers
 #endif
 
+// Most pixels of a row in one call of a kernel, one row; and with two rows of two blocks.
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int max_cols = 14, max_cols_two = 7;  // 28 accumulators, 2 weights, 2 to spare
+#elif defined(CPU_CAPABILITY_AVX2)
+constexpr int max_cols = 6, max_cols_two = 3;  // 12 accumulators, 2 weights, 2 to spare
+#else
+constexpr int max_cols = 3, max_cols_two = 1;
+#endif
+
 using FloatVec = at::vec::Vectorized<float>;
 using Vec = std::conditional_t<FloatVec::size() == block, FloatVec,
                                at::vec::VectorizedN<float, (block > FloatVec::size() ? block / FloatVec::size() : 1)>>;
@@ -30,6 +39,17 @@ inline Vec multiply_add(const Vec& a, const Vec& b, const Vec& c) {
     return at::vec::fmadd(a, b, c);
   else
     return a * b + c;
+}
+
+// Past the caches, where there is an instruction for it; dst is aligned to the vector.
+inline void store_streamed(const Vec& vec, float* dst) {
+#if defined(CPU_CAPABILITY_AVX512)
+  _mm512_stream_ps(dst, vec);
+#elif defined(CPU_CAPABILITY_AVX2)
+  _mm256_stream_ps(dst, vec);
+#else
+  vec.store(dst);
+#endif
 }
 
 template <int Rows, int Cols>

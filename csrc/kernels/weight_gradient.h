@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "../isa.h"
-#include "conv.h"
+#include "depthwise.h"
 
 namespace torch_blocked {
 

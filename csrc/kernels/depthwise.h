@@ -1,0 +1,69 @@
+// The inner loops of depthwise and grouped convolutions of a blocked src: one table per ISA tier.
+//
+// One call computes some rows of a plane of dst, one block of channels, so that a plane of a few pixels costs one call.
+#pragma once
+#include <cstdint>
+#include <iterator>
+
+#include "../isa.h"
+#include "conv.h"
+
+namespace torch_blocked {
+
+// One tap, or a row of neighbouring taps: offsets of its first src pixel and of its first vector of weights.
+struct DepthwiseTap {
+  int64_t src, wei;
+};
+
+struct TapRange {
+  int64_t begin, end;
+};
+
+// Which src lane a dst lane reads: its own, each that of a map, or all of them the same one.
+enum class Lane { Own, Mapped, Same };
+
+// For one channel of each group: dst lane i reads src lane from[i] where use[i] is -1 (all bits) and nothing where it
+// is 0; where all read the same one, it is in src. src and wei are added to every tap's.
+constexpr int max_lanes = 16;
+struct LaneMap {
+  int64_t src, wei;
+  int32_t from[max_lanes];
+  int32_t use[max_lanes];
+};
+
+// The sum over maps and taps for `ntiles` tiles, of as many neighbouring columns as the kernel has, in each of `nrows`
+// rows.
+struct DepthwiseArgs {
+  const float* src;
+  int64_t src_offset;  // of the first pixel's filter: it may lie in the padding, before src, where its taps do not
+  int64_t src_row, src_tile;  // from one dst row's, one tile's filter to the next
+  int64_t iw_begin, iw;       // the src column of that first pixel; columns of src: what lies outside is padding
+  int64_t tile_columns;       // src columns from one tile to the next
+  const float* zeros;         // a vector of them: read in the padding
+  int64_t ahead, ahead_row;   // what a later dst row reads first: its offset, like taps'; from one src row to the next
+  int64_t nahead;             // and how many src rows that is
+  const LaneMap* maps;
+  int64_t nmaps;
+  const DepthwiseTap* taps;
+  const TapRange* rows;  // for each dst row, those of its taps that lie inside src
+  const float* wei;
+  int64_t wei_kw;  // to the weights of the next tap of a row
+  float* dst;
+  int64_t dst_row, nrows, ntiles;
+  int64_t dst_step = 1;      // as in ConvArgs
+  bool first, last, stream;  // as in ConvArgs
+  Epilogue epilogue;         // at the first pixel
+};
+using DepthwiseKernel = void (*)(const DepthwiseArgs&);
+
+// A row of taps of these widths shares its pixels: each is loaded once. Other filters go tap by tap.
+constexpr int depthwise_kw[] = {1, 2, 3, 5, 7};
+constexpr int depthwise_max_stride = 2;
+
+struct DepthwiseKernels {
+  // [Lane][index into depthwise_kw][column stride - 1][cols - 1]
+  DepthwiseKernel kernels[3][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
+};
+TORCH_BLOCKED_DECLARE_KERNELS(DepthwiseKernels, depthwise_kernels);
+
+}  // namespace torch_blocked
