@@ -165,7 +165,7 @@ bool join_dense_pair(std::vector<Axis>& axes) {
 }
 
 // What one core has of the last level on today's servers, about; what the system says is often the sum of many.
-constexpr int64_t cache_bytes = 32 << 20;
+constexpr int64_t cache_bytes = 16 << 20;
 
 int64_t nbytes(const MemoryDesc& md, int64_t element_size) {
   int64_t bytes = element_size;
@@ -329,10 +329,12 @@ bool plan_reference(Plan& plan) {
 void run_copy(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto& [src, dst, rows, cols] = tile;
   const int64_t size = cols.size * plan.element_size, padded_size = cols.padded_size * plan.element_size;
-  if (rows.size > 0) kernels.copy_rows(src, rows.src, dst, rows.dst, rows.size, size, padded_size, plan.stream);
+  // Cache lines go past the caches where they are written at once.
+  const bool stream = plan.stream && (padded_size % 64 == 0 || plan.axis(Role::Cols).steps() == 1);
+  if (rows.size > 0) kernels.copy_rows(src, rows.src, dst, rows.dst, rows.size, size, padded_size, stream);
   if (rows.size < rows.padded_size)
     kernels.copy_rows(nullptr, nullptr, dst, rows.dst + rows.size, rows.padded_size - rows.size, 0, padded_size,
-                      plan.stream);
+                      stream);
 }
 
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
