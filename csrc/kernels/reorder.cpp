@@ -302,14 +302,14 @@ bool follow_each_other(const int64_t* dst_rows, int64_t cols, int64_t size) {
   return different == 0;
 }
 
-// Whole blocks of channels, narrower than a vector or as wide. False where there are none.
+// Dst rows narrower than a vector, as blocks of channels may be. False where they are not, or where src has no vectors.
 template <class T, int block>
 bool transpose_blocks(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                       int64_t padded_rows, int64_t cols, bool stream) {
   constexpr int size = sizeof(T);
   if constexpr (block >= 2 && block * size < vector_bytes && size < 16) {
-    if (padded_rows != block || cols < vector_bytes / size) return false;
-    const auto run = follow_each_other(dst_rows, cols, block * size)
+    if (padded_rows < block || padded_rows * size >= vector_bytes || cols < vector_bytes / size) return false;
+    const auto run = padded_rows == block && follow_each_other(dst_rows, cols, block * size)
                          ? transpose_tiles<FromWideRows<T, vector_bytes, block, true>>
                          : transpose_tiles<FromWideRows<T, vector_bytes, block, false>>;
     run(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
@@ -333,11 +333,14 @@ void transpose(const char* src, const int64_t* src_rows, char* dst, const int64_
 template <int bytes, bool stream>
 void copy_vectors(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                   int64_t size) {
-  for (int64_t r = 0; r < rows; r++)
+  for (int64_t r = 0; r < rows; r++) {
+    const char* from = src + src_rows[r];
+    char* to = dst + dst_rows[r];
     for (int64_t i = 0; i < size; i += bytes) {
-      if (stream) __builtin_prefetch(src + src_rows[r] + i + prefetch_distance(stream));
-      store<stream>(dst + dst_rows[r] + i, load<Vector<bytes>>(src + src_rows[r] + i));
+      if (stream) __builtin_prefetch(from + i + prefetch_distance(stream));
+      store<stream>(to + i, load<Vector<bytes>>(from + i));
     }
+  }
 }
 
 template <int bytes, bool stream>
