@@ -321,6 +321,9 @@ bool transpose_blocks(const char* src, const int64_t* src_rows, char* dst, const
 template <class T>
 void transpose(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                int64_t padded_rows, int64_t cols, bool stream) {
+  // Past the caches only what fills whole cache lines soon.
+  const int64_t dst_bytes = padded_rows * sizeof(T);
+  stream = stream && (dst_bytes >= 64 || follow_each_other(dst_rows, cols, dst_bytes));
   if (transpose_blocks<T, 16>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
