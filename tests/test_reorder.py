@@ -207,6 +207,7 @@ def test_blocks_of_each_width(isa, guarded, size, dtype):
 # Too large for the caches: dst is written past them. Rows that begin within a cache line, and that do not.
 STREAMED = [((2, 64, 208, 208), f32), ((3, 67, 155, 155), f32), ((40, 19, 151, 151), torch.uint8)]
 STREAMED += [((3, 35, 210, 208), torch.float64), ((5, 48, 208, 208), torch.float16)]
+STREAMED += [((4, 3, 300, 301), f32), ((16, 3, 300, 300), torch.uint8)]  # a few channels, padded
 
 
 @pytest.mark.parametrize(("size", "dtype"), STREAMED, ids=str)
@@ -215,6 +216,21 @@ def test_larger_than_the_caches(isa, guarded, size, dtype):
     pairs = "nchw nChw16c, nChw16c nchw, nhwc nChw16c, nChw16c nhwc, nchw nChw8c, nhwc nchw, nchw nhwc"
     for pair in pairs.split(", "):
         assert_reordered(x, *pair.split())
+
+
+# Inner blocks of two axes: the columns end within a vector, lie alone, or form pairs that both sides keep together.
+WEIGHTS = [(64, 64, 3, 3), (33, 70, 3, 3), (48, 64, 1, 1), (16, 32, 1, 5), (17, 2, 7, 7)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, f32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", WEIGHTS, ids=str)
+def test_weights(isa, guarded, size, dtype):
+    x = random_bits(size, dtype)
+    for tag in "OIhw4i16o4i OIhw8i16o2i OIhw16i16o OIhw8i8o Ohwi16o Oihw16o".split():
+        for plain in ("oihw", "ohwi"):
+            assert_reordered(x, plain, tag)
+            assert_reordered(x, tag, plain)
+        assert_reordered(x, tag, "OIhw8i16o2i")
 
 
 LARGE = [

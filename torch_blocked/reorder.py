@@ -31,7 +31,8 @@ def reorder_physical(
 ) -> Tensor:
     """The physical tensor of another format of the same logical tensor; always a copy, never differentiable."""
     if type(src) in _EAGER and src.device.type == "cpu" and not src.is_quantized:
-        dst = library.reorder_op(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
+        with torch._C._AutoDispatchBelowAutograd():  # the operator's own autograd costs more than a small reorder
+            dst = library.reorder_op(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
     else:
         dst = library.reorder_aten(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
     counting.record_reorder(src_blocking, blocking, src, dst)

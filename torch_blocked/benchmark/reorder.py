@@ -33,6 +33,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "f16": torch.float16,
     "s8": torch.int8,
+    "u8": torch.uint8,
     "f64": torch.float64,
 }
 
@@ -48,8 +49,9 @@ TABLE: tuple[tuple[tuple[str, ...], tuple[Size, ...], tuple[str, ...]], ...] = (
     (("oihw", "OIhw16i16o"), ((512, 512, 3, 3),), ()),
     (("oihw", "OIhw8i8o"), ((512, 512, 3, 3),), ()),
     (("oihw", "Ohwi16o"), ((512, 512, 3, 3),), ()),
-    (("oihw", "OIhw8i16o2i"), ((512, 512, 3, 3),), ("bf16",)),
-    (("oihw", "OIhw4i16o4i"), ((512, 512, 3, 3),), ("s8",)),
+    (("oihw", "OIhw8i16o2i"), ((512, 512, 3, 3), (512, 512, 1, 1)), ("bf16", "f16")),
+    (("oihw", "OIhw4i16o4i"), ((512, 512, 3, 3), (512, 512, 1, 1)), ("s8", "u8")),
+    (("oihw", "Oihw16o"), ((512, 1, 3, 3),), ()),
 )
 
 _MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}

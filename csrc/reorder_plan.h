@@ -1,0 +1,67 @@
+// How a reorder is taken apart: its axes, and the two of them that make a tile.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "memory_desc.h"
+
+// Note [Reorder by tiles]
+// An element's offset is a sum over the logical axes of a function of that axis's index alone, blocked or not
+// (MemoryDesc::off_v). So a reorder is a loop over tiles of two axes, the rows and the columns, and the elements of a
+// tile are found with four small tables: the offsets of its rows and of its columns, in src and in dst. The
+// implementations differ in the two axes they choose:
+//   copy        the columns lie side by side in both src and dst (nhwc <-> nChw16c): rows of bytes are copied
+//   transpose   the columns lie side by side in src, the rows in dst (nchw -> nChw16c -> nchw, oihw -> OIhw16i16o)
+//   reference   any two axes: element by element
+// The loops run over dst's padded dims; what lies past the logical dims is cleared on the way.
+//
+// The offsets of an unblocked axis, and of every part of a blocked one, are multiples of a stride. So an axis with no
+// padding is taken apart where its blocks begin, and what is then dense on both sides becomes one axis.
+
+namespace torch_blocked::reorder_plan {
+
+// The byte offset of each index of one axis, on one side: periodic, as an inner block repeats itself.
+struct Offsets {
+  int64_t stride = 0;          // of a whole period
+  std::vector<int64_t> inner;  // within one period; empty where that is one index
+
+  bool affine() const { return inner.empty(); }
+  int64_t period() const { return affine() ? 1 : int64_t(inner.size()); }
+  int64_t at(int64_t i) const { return affine() ? i * stride : i / period() * stride + inner[i % period()]; }
+};
+
+enum class Role { Loop, Rows, Cols };
+
+// A logical axis, a part of one, or several as one.
+struct Axis {
+  int64_t dim = 1, padded = 1;  // padded as in dst
+  Offsets src, dst;
+  Role role = Role::Loop;
+  int64_t step = 1;                                 // indices of one tile
+  bool src_adjacent = false, dst_adjacent = false;  // a tile's are known to lie side by side: they need no table
+
+  int64_t steps() const { return (padded + step - 1) / step; }
+};
+
+struct Plan {
+  int64_t element_size;
+  bool stream = false;          // dst is written past the caches
+  std::vector<Axis> axes = {};  // outermost loop first
+
+  const Axis& axis(Role role) const {
+    return *std::find_if(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.role == role; });
+  }
+  Axis& axis(Role role) { return const_cast<Axis&>(std::as_const(*this).axis(role)); }
+};
+
+// The axes of a reorder, none with a role yet: what is dense on both sides is one axis.
+Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size);
+
+// Each gives the axes their roles and steps; false where its implementation cannot be used.
+bool plan_copy(Plan& plan);
+bool plan_transpose(Plan& plan);
+bool plan_reference(Plan& plan);
+
+}  // namespace torch_blocked::reorder_plan
