@@ -47,9 +47,6 @@ class BlockedTensor(Tensor):
         self._physical, self._blocking = physical, blocking
         return self
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        pass
-
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # noqa: ANN001
         if len(types) > 1 and not registry.HANDLE_FIRST.isdisjoint(types):

@@ -96,8 +96,8 @@ Conv phase(const Conv& given, const PhaseAxis& d, const PhaseAxis& h, const Phas
   return c;
 }
 
-// Bytes of dst that all phases are computed of before the next images: each writes its pixels between those of the
-// others, and does so in the cache.
+// Bytes of dst that all phases are computed of before the next images: each phase writes its pixels between those of
+// the others, and finds them in the cache.
 constexpr int64_t dst_budget = 4 << 20;
 
 // A phase with its weights as its algorithm wants them, for any images of the batch.
@@ -109,6 +109,18 @@ class ReadyPhase {
     c.n = images;
     c.src += first * c.src_md.strides[0];
     c.dst += first * c.oc_blocks() * c.dst_block();
+    algorithm_.run(c);
+  }
+  // Depthwise: one block of channels of one image, by the calling thread alone.
+  void run_block(int64_t image, int64_t oc_block) const {
+    Conv c = weights_.conv;
+    const int64_t channel = oc_block * c.block;
+    c.src += image * c.src_md.strides[0] + oc_block * c.src_md.strides[1];
+    c.wei += oc_block * c.wei_md.strides[0];
+    c.dst += (image * c.oc_blocks() + oc_block) * c.dst_block();
+    if (c.post_ops.bias) c.post_ops.bias += channel;
+    c.ic = c.oc = c.groups = std::min(c.block, c.oc - channel);
+    c.n = c.nthreads = 1;
     algorithm_.run(c);
   }
 
@@ -130,6 +142,18 @@ void fill(const Conv& c) {
         for (int64_t pixel = 0; pixel < c.dst_block(); pixel += c.block) std::copy_n(bias, c.block, dst + pixel);
     }
   });
+}
+
+void run_phases(const Conv& c, const std::vector<ReadyPhase>& phases) {
+  const int64_t blocks = c.n * c.oc_blocks(), image_bytes = c.oc_blocks() * c.dst_block() * int64_t(sizeof(float));
+  if (c.groups > 1 && c.group_ic() == 1 && c.group_oc() == 1 && blocks % c.nthreads == 0)
+    return parallel_for(blocks, c.nthreads, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++)
+        for (const ReadyPhase& phase : phases) phase.run_block(i / c.oc_blocks(), i % c.oc_blocks());
+    });
+  const int64_t images = std::max<int64_t>(1, dst_budget / image_bytes);
+  for (int64_t n = 0; n < c.n; n += images)
+    for (const ReadyPhase& phase : phases) phase.run(n, std::min(images, c.n - n));
 }
 
 // All of dst in one phase.
@@ -158,10 +182,7 @@ void convolve_transposed(const Conv& given, const WeightKey* key) {
       for (const PhaseAxis& w : cols) ready.emplace_back(phase(c, d, h, w));
   const int64_t all = std::min(c.stride_d, c.od) * std::min(c.stride_h, c.oh) * std::min(c.stride_w, c.ow);
   if (int64_t(ready.size()) < all) fill(c);
-  const int64_t image_bytes = c.oc_blocks() * c.dst_block() * int64_t(sizeof(float));
-  const int64_t images = std::max<int64_t>(1, dst_budget / image_bytes);
-  for (int64_t n = 0; n < c.n; n += images)
-    for (const ReadyPhase& part : ready) part.run(n, std::min(images, c.n - n));
+  run_phases(c, ready);
 }
 
 }  // namespace torch_blocked

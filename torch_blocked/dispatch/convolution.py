@@ -36,7 +36,9 @@ def convolution(
 ) -> Tensor:
     """1-D to 3-D, float32: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
     spatial = x.dim() - 2
-    window = [v * spatial if len(v) == 1 else v for v in (stride, padding, dilation)]
+    window = stride, padding, dilation
+    if not len(stride) == len(padding) == len(dilation) == spatial:
+        window = [v * spatial if len(v) == 1 else v for v in window]
     if transposed and _has_transposed_kernel(x, weight, bias, *window, output_padding, groups):
         return _convolution_transpose(x, weight, bias, *window, output_padding, groups)
     if transposed or not _has_kernel(x, weight, bias, groups) or not _is_window(spatial, *window):
@@ -61,8 +63,8 @@ def _convolution(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
         stride, padding, dilation, groups, block,
     )  # fmt: skip
-    n, _, *spatial, _ = physical.shape
-    return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[0], *spatial))
+    size = physical.shape
+    return BlockedTensor(physical, _CHANNELS[block], (size[0], weight.shape[0], *size[2:-1]))
 
 
 def _convolution_transpose(
@@ -149,7 +151,7 @@ def _are_for_kernels(x: Tensor, weight: Tensor, bias: Tensor | None, src: torch.
         3 <= len(src) == len(wei) <= 5
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
-        and x.device.type == "cpu"
+        and x.is_cpu
         and 0 not in wei
         and 0 not in src[1:]
         and (bias is None or bias.dtype is torch.float32)

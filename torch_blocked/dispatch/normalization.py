@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def _has_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
-    if not isinstance(x, BlockedTensor) or x.dtype is not torch.float32 or 0 in x.shape:
+    if not isinstance(x, BlockedTensor) or x.dtype is not torch.float32 or not x.numel():
         return False
     for vector in vectors:
         if vector is not None and vector.dtype is not torch.float32:
@@ -28,7 +28,7 @@ def _normalize(
     x: BlockedTensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> BlockedTensor:
     physical = x._physical
-    op = library.batch_norm_op if physical.device.type == "cpu" else library.batch_norm_aten
+    op = library.batch_norm_op if physical.is_cpu else library.batch_norm_aten
     y = op(physical, to_plain(weight), to_plain(bias), to_plain(mean), to_plain(var), eps)
     return BlockedTensor(y, x._blocking, x.shape)
 

@@ -44,6 +44,20 @@ def operand(x: object, blocking: Blocking, size: torch.Size) -> object:
     return physical.reshape(shape)
 
 
+def are_alike(args: tuple) -> bool:
+    """Whether the first argument and all tensors among the others are blocked alike and of one size."""
+    first = args[0]
+    if not isinstance(first, BlockedTensor):
+        return False
+    blocking, size = first._blocking, first.shape
+    for x in args[1:]:
+        if isinstance(x, Tensor) and not (
+            isinstance(x, BlockedTensor) and x._blocking == blocking and (x is first or x.shape == size)
+        ):
+            return False
+    return True
+
+
 def lead(args: tuple) -> BlockedTensor:
     """The argument whose blocking the answer takes: the first blocked one of the highest rank."""
     best = None

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked.dispatch.fallback import assign, bump_version, fallback
-from torch_blocked.dispatch.physical import clear_padding, lead, operand
+from torch_blocked.dispatch.physical import are_alike, clear_padding, lead, operand
 from torch_blocked.dispatch.registry import register
 from torch_blocked.reorder import to_plain
 from torch_blocked.tensor import BlockedTensor
@@ -63,12 +63,20 @@ def unary_(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) 
 
 def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
     """A function of tensors and scalars that broadcast; the answer takes the first blocked one's format."""
+    if are_alike(args) and not _needs_plain(func, args[0], kwargs):  # nothing broadcasts: most calls, and quickly told
+        return _pointwise_alike(func, *args, **kwargs)
     first = lead(args)
     size = _broadcast_size(args)
     if first is None or first.dim() != len(size) or _needs_plain(func, first, kwargs):
         return fallback(func, *args, **kwargs)
     blocking = first._blocking
     physical = func(*(operand(a, blocking, size) for a in args), **kwargs)
+    return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
+
+
+def _pointwise_alike(func: OpOverload, *args: object, **kwargs: object) -> BlockedTensor:
+    blocking, size = args[0]._blocking, args[0].shape
+    physical = func(*[a._physical if isinstance(a, BlockedTensor) else a for a in args], **kwargs)
     return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
 
 
@@ -86,13 +94,13 @@ def pointwise_(func: OpOverload, x: Tensor, *args: object, **kwargs: object) -> 
 
 def _needs_plain(func: OpOverload, x: BlockedTensor, kwargs: dict) -> bool:
     """Integers divided in the padding are 0 / 0, an error; tensors given by keyword are rare."""
-    divides = func.overloadpacket in INTEGER_DIVISIONS and not x.is_floating_point()
-    return divides or any(isinstance(v, Tensor) for v in kwargs.values())
+    divides = not x.is_floating_point() and func.overloadpacket in INTEGER_DIVISIONS
+    return divides or (bool(kwargs) and any(isinstance(v, Tensor) for v in kwargs.values()))
 
 
 def _broadcast_size(args: tuple) -> torch.Size:
     sizes = [a.shape for a in args if isinstance(a, Tensor)]
-    return sizes[0] if all(s == sizes[0] for s in sizes) else torch.broadcast_shapes(*sizes)
+    return sizes[0] if sizes.count(sizes[0]) == len(sizes) else torch.broadcast_shapes(*sizes)
 
 
 def random_(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> object:

@@ -5,6 +5,7 @@ For the rest a blocked tensor is, block by block, a batch of channels_last image
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import clear_padding
 from torch_blocked.dispatch.registry import register
+from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -36,7 +38,8 @@ def _blocked(images: Tensor, x: BlockedTensor) -> BlockedTensor:
 
 
 def _like(physical: Tensor, x: BlockedTensor) -> BlockedTensor:
-    return BlockedTensor(physical, x._blocking, (*x.shape[:2], *physical.shape[2:4]))
+    src, dst = x.shape, physical.shape
+    return BlockedTensor(physical, x._blocking, (src[0], src[1], dst[2], dst[3]))
 
 
 def is_blocked_image(x: Tensor) -> bool:
@@ -64,14 +67,17 @@ def max_of_images(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: o
 
 # ---- By the kernels
 
+_CHANNELS = (Blocking(((1, 8),)), Blocking(((1, 16),)))
+
 
 def has_kernel(x: Tensor) -> bool:
     """Whether the operators take `x`."""
     return (
-        is_blocked_image(x)
-        and x._blocking[0][1] in (8, 16)
+        isinstance(x, BlockedTensor)
+        and x._blocking in _CHANNELS
+        and x.dim() == 4
         and x.dtype is torch.float32
-        and x.device.type == "cpu"
+        and x.is_cpu
         and x.numel() > 0
     )
 
@@ -87,13 +93,7 @@ class Window(NamedTuple):
     @staticmethod
     def of(kernel: object, stride: object, padding: object, dilation: object = 1) -> Window | None:
         """As PyTorch reads its arguments; None for those that it refuses."""
-        pairs = [_pair(v) for v in (kernel, stride or kernel, padding, dilation)]
-        if None in pairs:
-            return None
-        window = Window(*pairs)
-        least, most = min(*window.kernel, *window.stride, *window.dilation), max(map(max, window))
-        too_wide = any(p > k // 2 for p, k in zip(window.padding, window.kernel, strict=True))
-        return None if least < 1 or min(window.padding) < 0 or most > 2**24 or too_wide else window
+        return _checked_window(_tuple(kernel), _tuple(stride or kernel), _tuple(padding), _tuple(dilation))
 
     def dst_size(self, src_size: Sequence[int], ceil_mode: bool) -> list[int]:
         """The windows along each axis; those that would start in the padding at the end are dropped."""
@@ -105,9 +105,19 @@ class Window(NamedTuple):
         return sizes
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int] | None:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * 2 if len(values) == 1 else values if len(values) == 2 else None
+def _tuple(value: int | Sequence[int]) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+@functools.lru_cache(maxsize=1024)  # a network has few windows, and a call on a small image is short
+def _checked_window(*values: tuple[int, ...]) -> Window | None:
+    pairs = [v * 2 if len(v) == 1 else v for v in values]
+    if any(len(pair) != 2 for pair in pairs):
+        return None
+    window = Window(*pairs)
+    least, most = min(*window.kernel, *window.stride, *window.dilation), max(map(max, window))
+    too_wide = any(p > k // 2 for p, k in zip(window.padding, window.kernel, strict=True))
+    return None if least < 1 or min(window.padding) < 0 or most > 2**24 or too_wide else window
 
 
 @register(aten.max_pool2d_with_indices.default)
