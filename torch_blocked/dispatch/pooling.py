@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import clear_padding
-from torch_blocked.dispatch.registry import register
+from torch_blocked.dispatch.registry import look_up, register
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor
 
@@ -269,4 +269,5 @@ def upsample_whole(
         return fallback(func, x, output_size, *align_corners_and_scales)
     if output_size is None:
         output_size = [torch.sym_int(n * scale) for n, scale in zip(x.shape[2:], scales, strict=True)]
-    return _WHOLE[func](x, output_size, *align_corners, *(scales or (None, None)))
+    whole = _WHOLE[func]
+    return look_up(whole)(whole, x, output_size, *align_corners, *(scales or (None, None)))
