@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch._ops import OpOverload
 
 Handler = Callable[..., object]
@@ -53,14 +54,20 @@ def look_up(func: OpOverload) -> Handler:
     handler = _resolved.get(func)
     if handler is None:
         handler = HANDLERS.get(func) or (_decompose if func._can_decompose() else _otherwise[0])
-        if func.is_view:
+        if func.is_view and handler is not _decompose:  # the views within answer for themselves
             handler = _view_rule[0](handler)
         _resolved[func] = handler
     return handler
 
 
 def _decompose(func: OpOverload, *args: object, **kwargs: object) -> object:
+    # Not `func.decompose`: for some operators that prefers a decomposition for tracing, which rounds otherwise.
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
     return func.decompose(*args, **kwargs)
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 _resolved: dict[OpOverload, Handler] = {}
