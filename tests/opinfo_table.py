@@ -96,9 +96,13 @@ def print_table(reports: dict[str, Report]) -> None:
     print("\ntotals, operators")
     states = ("native", "partly native", "fallback", "excepted", "FAILED", "-")
     for s in states:
-        print(f"{s.replace('-', 'not applicable') if s == '-' else s:52}" + "".join(f"{totals[w][s]:>11}" for w in CHECKS))
+        print(
+            f"{s.replace('-', 'not applicable') if s == '-' else s:52}" + "".join(f"{totals[w][s]:>11}" for w in CHECKS)
+        )
     failed = sum(bool(report.failures) for report in reports.values())
-    print(f"{len(reports)} operators, {failed} failed, {sum(sum(r.ran.values()) for r in reports.values())} samples run")
+    print(
+        f"{len(reports)} operators, {failed} failed, {sum(sum(r.ran.values()) for r in reports.values())} samples run"
+    )
 
 
 if __name__ == "__main__":

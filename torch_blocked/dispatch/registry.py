@@ -8,6 +8,7 @@ composite (`inference_mode` delivers those whole) and falls back to plain tensor
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch._ops import OpOverload
@@ -61,13 +62,21 @@ def look_up(func: OpOverload) -> Handler:
 
 
 def _decompose(func: OpOverload, *args: object, **kwargs: object) -> object:
-    # Not `func.decompose`: for some operators that prefers a decomposition for tracing, which rounds otherwise.
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
-        return func._op_dk(_COMPOSITE, *args, **kwargs)
-    return func.decompose(*args, **kwargs)
+    with lazy_bits():
+        # Not `func.decompose`: for some operators that prefers a decomposition for tracing, which rounds otherwise.
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+            return func._op_dk(_COMPOSITE, *args, **kwargs)
+        return func.decompose(*args, **kwargs)
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def lazy_bits() -> AbstractContextManager:
+    """Plain tensors that are conjugate or negative by a bit are heeded inside, as handlers are called without that."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    excluded = excluded.remove(torch._C.DispatchKey.Conjugate).remove(torch._C.DispatchKey.Negative)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 _resolved: dict[OpOverload, Handler] = {}
