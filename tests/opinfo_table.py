@@ -65,7 +65,7 @@ def state(name: str, what: str, report: Report) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--match", default="", help="only operators whose name holds this")
-    parser.add_argument("--limit", type=int, default=40, help="samples of each dtype")
+    parser.add_argument("--limit", type=int, default=10**9, help="samples of each dtype, all by default")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args()
     torch.set_num_threads(1)  # a process that has run parallel loops cannot fork

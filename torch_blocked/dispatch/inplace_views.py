@@ -29,11 +29,11 @@ VIEWS = {
 def view_(func: OpOverload, x: BlockedTensor, *args: object) -> BlockedTensor:
     """The same bytes in another shape, `x` itself.
 
-    Raises: RuntimeError where no blocked axis would be left.
+    Raises: RuntimeError where the view is plain, as `x` cannot be.
     """
     view = HANDLERS[VIEWS[func]](VIEWS[func], x, *args)
     if not isinstance(view, BlockedTensor):
-        raise RuntimeError(f"{func} would leave {x.format.tag} no blocked axis: call it on x.to_dense()")
+        raise RuntimeError(f"{func} would make {x.format.tag} plain: call it on x.to_dense()")
     _become(x, view)
     return x
 

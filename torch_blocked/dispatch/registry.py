@@ -1,8 +1,9 @@
 """The table of operators: aten overload -> handler.
 
 A handler is called as ``handler(func, *args, **kwargs)`` with the overload it stands for, below autograd, when at least
-one argument is a BlockedTensor; it returns what `func` would. An overload without an entry is decomposed if it is
-composite (`inference_mode` delivers those whole) and falls back to plain tensors otherwise.
+one argument is a BlockedTensor; it returns what `func` would. An overload without an entry is handled by the rule of a
+family that knows its kind; else it is decomposed if it is composite (`inference_mode` delivers those whole) and falls
+back to plain tensors otherwise.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ def register_otherwise(handler: Handler) -> Handler:
     return handler
 
 
+def register_rule(rule: Callable[[OpOverload], Handler | None]) -> Callable[[OpOverload], Handler | None]:
+    """Makes the decorated function one that names the handlers of overloads without an entry; None: not of its kind."""
+    _rules.append(rule)
+    return rule
+
+
 def register_view_rule(rule: Callable[[Handler], Handler]) -> Callable[[Handler], Handler]:
     """Makes the decorated function the one that every view operator's handler is passed through."""
     _view_rule.append(rule)
@@ -54,7 +61,8 @@ def look_up(func: OpOverload) -> Handler:
     """The handler of an overload; what becomes of an unknown one is decided once and remembered."""
     handler = _resolved.get(func)
     if handler is None:
-        handler = HANDLERS.get(func) or (_decompose if func._can_decompose() else _otherwise[0])
+        handler = HANDLERS.get(func) or next(filter(None, (rule(func) for rule in _rules)), None)
+        handler = handler or (_decompose if func._can_decompose() else _otherwise[0])
         if func.is_view and handler is not _decompose:  # the views within answer for themselves
             handler = _view_rule[0](handler)
         _resolved[func] = handler
@@ -80,5 +88,6 @@ def lazy_bits() -> AbstractContextManager:
 
 
 _resolved: dict[OpOverload, Handler] = {}
+_rules: list[Callable[[OpOverload], Handler | None]] = []
 _otherwise: list[Handler] = []
 _view_rule: list[Callable[[Handler], Handler]] = []
