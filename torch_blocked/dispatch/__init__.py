@@ -16,6 +16,7 @@ FAMILIES = (
     "structural",
     "views",
     "inplace_views",
+    "foreach",
 )
 
 
