@@ -8,13 +8,17 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^dependencies = \["\(torch[^"]*\)".*/\1/p' pyproject.toml)
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
-.PHONY: demo test lint format build sanitize clean
+.PHONY: demo test opinfo lint format build sanitize clean
 
 demo: build
 	$(BIN)/python examples/resnet50.py
 
 test: build lint
 	$(BIN)/python -m pytest
+
+# Every operator of PyTorch's database on blocked tensors: a table of what runs natively.
+opinfo: build
+	$(BIN)/python tests/opinfo_table.py
 
 lint: $(VENV)/.dependencies
 	$(BIN)/ruff check .

@@ -40,6 +40,15 @@ __attribute__((visibility("default"))) void torch_blocked_wrap(void* wrapper, vo
           "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
   torch_blocked_share_version(wrapper, physical);
 }
+
+// The logical size, after an operator that changes a tensor's own shape.
+__attribute__((visibility("default"))) void torch_blocked_set_size(void* wrapper, const int64_t* size, int64_t ndim) {
+  auto* const impl = static_cast<c10::TensorImpl*>(wrapper);
+  const bool allowed = impl->allow_tensor_metadata_change();
+  impl->set_allow_tensor_metadata_change(true);
+  impl->set_sizes_contiguous(c10::IntArrayRef(size, ndim));
+  impl->set_allow_tensor_metadata_change(allowed);
+}
 }
 
 TORCH_LIBRARY(torch_blocked, m) {

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import torch_blocked as tb
 from torch_blocked.dispatch import registry
+from torch_blocked.dispatch.pointwise import handler_of, pointwise, pointwise_
 
 aten = torch.ops.aten
 
@@ -1478,7 +1479,8 @@ def test_set_takes_the_values_of_a_blocked_tensor():
 # Arguments by name. Tensors are drawn; what has a default and is not here keeps it.
 VALUES = dict(
     alpha=2, approximate="tanh", beta=1.3, decimals=1, eps=0.1, exponent=2, input_scale=0.8, is_result=False, lambd=0.3,
-    max=0.3, max_val=0.3, min=-0.4, min_val=-0.4, negative_slope=0.1, neginf=-3.0, other=0.4, posinf=3.0, reduction=1,
+    max=0.3, max_val=0.3, min=-0.4, min_val=-0.4, n=2, negative_slope=0.1, neginf=-3.0, other=0.4, p=1, posinf=3.0,
+    reduction=1, x=0.5,
     rounding_mode="floor", scale=1.2, self=0.4, self_is_result=False, threshold=0.2, value=0.7, weight=0.3,
 )  # fmt: skip
 
@@ -1489,13 +1491,43 @@ POSITIVE = (
 RANGES = {
     **dict.fromkeys(POSITIVE, (0.1, 0.9)),
     "acosh": (1.1, 3.0),
-    **dict.fromkeys(["fmod", "remainder"], (0.5, 5.0)),
+    **dict.fromkeys(["fmod", "remainder", "floor_divide", "mvlgamma", "polygamma"], (0.5, 5.0)),
 }
-BITWISE = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not")
+BITWISE = """
+    bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift gcd lcm __lshift __rshift
+    __ilshift __irshift __xor __ixor
+""".split()
 
 POINTWISE = [f for f, handler in registry.HANDLERS.items() if handler.__module__.endswith(".pointwise")]
 RANDOM = [f for f in POINTWISE if registry.HANDLERS[f].__name__ == "random_"]
 POINTWISE = [f for f in POINTWISE if f not in RANDOM]
+
+
+# Take other arguments than tensors of one size and dtype: see test_opinfo.py.
+ODD_ARGUMENTS = {aten.masked_fill.Tensor, aten.masked_fill_.Tensor, aten.float_power_.Scalar, aten.float_power_.Tensor}
+
+
+# PyTorch's answer depends on where an element lies among the others: of a NaN, of float16.
+UNSTEADY_OF_NAN = ("polynomial", "logit_backward")
+UNSTEADY_OF_HALF = ("special_i0e",)
+
+
+def is_any_of(overload, parts):
+    return any(part in name_of(overload) for part in parts)
+
+
+def overloads_by_rule():
+    """The overloads of ATen that have no entry of their own and are pointwise by their tag or name, without `out`."""
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        f = getattr(getattr(aten, packet, None), overload or "default", None) if name.startswith("aten::") else None
+        if f is None or f in registry.HANDLERS or f in ODD_ARGUMENTS:
+            continue
+        if handler_of(f) in (pointwise, pointwise_):
+            yield f
+
+
+POINTWISE += overloads_by_rule()
 
 
 def name_of(overload):
@@ -1517,7 +1549,7 @@ def arguments(overload, size, dtype=torch.float32):
     for a in overload._schema.arguments:
         is_tensor = "Tensor" in str(a.type)
         if is_tensor:
-            is_condition = a.name == "condition"
+            is_condition = a.name in ("condition", "mask")
             value = draw(overload, size, torch.bool if is_condition else dtype)
         elif a.name in VALUES:
             value = VALUES[a.name]
@@ -1541,7 +1573,7 @@ def dispatched(overload):
         seen.append(overload)
         return handler(*args, **kwargs)
 
-    assert inspect.unwrap(handler) is registry.HANDLERS[overload]
+    assert inspect.unwrap(handler) is (registry.HANDLERS.get(overload) or handler_of(overload))
     registry._resolved[overload] = watched
     try:
         yield
@@ -1583,7 +1615,7 @@ def test_each_pointwise_overload(isa, overload):
             check_overload(overload, args, kwargs)
 
 
-@pytest.mark.parametrize("overload", POINTWISE, ids=str)
+@pytest.mark.parametrize("overload", [f for f in POINTWISE if not is_any_of(f, UNSTEADY_OF_HALF)], ids=str)
 def test_each_pointwise_overload_in_other_dtypes(overload):
     for dtype, formats in itertools.product(OTHER_DTYPES, ARRANGEMENTS[:3]):
         args, kwargs = arguments(overload, (2, 17, 2, 3), dtype)
@@ -1602,7 +1634,11 @@ def test_each_pointwise_overload_in_other_dtypes(overload):
             check(f, *given, expects=native if dtype in FLOATS else contextlib.nullcontext)
 
 
-@pytest.mark.parametrize("overload", [f for f in POINTWISE if name_of(f) not in BITWISE], ids=str)
+@pytest.mark.parametrize(
+    "overload",
+    [f for f in POINTWISE if name_of(f) not in BITWISE and not is_any_of(f, UNSTEADY_OF_NAN)],
+    ids=str,
+)
 def test_each_pointwise_overload_of_special_values(overload):
     """NaN and infinities stay in their channels, and out of the padding."""
     special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0])
@@ -1698,10 +1734,25 @@ CALLS = {
     aten.random_.to: lambda x, f: f(x, 9),
     aten.random_.default: lambda x, f: f(x),
     aten.uniform_.default: lambda x, f: f(x),
+    aten.transpose_.default: lambda x, f: f(x, 1, -1),
+    aten.t_.default: lambda x, f: f(x),
+    aten.squeeze_.default: lambda x, f: f(x),
+    aten.squeeze_.dim: lambda x, f: f(x, 0),
+    aten.squeeze_.dims: lambda x, f: f(x, [0, 2]),
+    aten.unsqueeze_.default: lambda x, f: f(x, 1),
+    aten.resize_.default: lambda x, f: f(x, [x.size(1), 5, 8]),
+    aten.resize_as_.default: lambda x, f: f(x, torch.empty(x.size(1), 40)),
 }  # fmt: skip
 
 # Logical sizes, for those that do not take a blocked image of (2, channels, 4, 5).
-SIZES = {aten.t.default: lambda c: (3, c), aten._local_scalar_dense.default: lambda c: (1, 1, 1, 1)}
+SIZES = {
+    aten.t.default: lambda c: (3, c),
+    aten.t_.default: lambda c: (3, c),
+    aten.squeeze_.default: lambda c: (1, c + 1, 4, 5),
+    aten.squeeze_.dim: lambda c: (1, c, 4, 5),
+    aten.squeeze_.dims: lambda c: (1, c, 1, 4, 5),
+    aten._local_scalar_dense.default: lambda c: (1, 1, 1, 1),
+}
 
 # Overloads that have no plain answer to compare with, or are tested by themselves.
 NOT_CALLED = {
@@ -1716,7 +1767,7 @@ def ones(x):
 def test_every_overload_has_a_case():
     tested = {*POINTWISE, *CALLS, *NOT_CALLED}
     assert set(registry.HANDLERS) - tested == set(), "handlers without a case"
-    assert tested - set(registry.HANDLERS) == set(), "cases without a handler"
+    assert [o for o in tested - set(registry.HANDLERS) if not handler_of(o)] == [], "cases without a handler"
 
 
 @pytest.mark.parametrize("overload", list(CALLS), ids=str)

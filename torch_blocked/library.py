@@ -65,6 +65,7 @@ _C = ctypes.PyDLL(str(_PATH))  # what is called through it returns at once: the 
 wrap, share_version = _C.torch_blocked_wrap, _C.torch_blocked_share_version
 for _function in (wrap, share_version):
     _function.argtypes, _function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
+_C.torch_blocked_set_size.argtypes, _C.torch_blocked_set_size.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64], None
 ops = torch.ops.torch_blocked
 
 reorder_op = ops.reorder.default
@@ -76,6 +77,11 @@ batch_norm_statistics_op = ops.batch_norm_statistics.default
 batch_norm_backward_op = ops.batch_norm_backward.default
 pool_op = ops.pool.default
 upsample_op = ops.upsample.default
+
+
+def set_size(cdata: int, size: Sequence[int]) -> None:
+    """Changes the logical size of a wrapper, given by its `_cdata`."""
+    _C.torch_blocked_set_size(cdata, (ctypes.c_int64 * len(size))(*size), len(size))
 
 
 def isa() -> str:

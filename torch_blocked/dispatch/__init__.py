@@ -6,7 +6,18 @@ imports the registry itself.
 
 import importlib
 
-FAMILIES = ("convolution", "normalization", "pointwise", "pooling", "reduction", "shape", "structural", "views")
+FAMILIES = (
+    "convolution",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "reduction",
+    "shape",
+    "structural",
+    "views",
+    "inplace_views",
+    "foreach",
+)
 
 
 def load() -> None:

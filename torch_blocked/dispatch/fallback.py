@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked import counting, reorder
-from torch_blocked.dispatch.registry import register_otherwise
+from torch_blocked.dispatch.registry import lazy_bits, register_otherwise
 from torch_blocked.tensor import BlockedTensor
 
 POLICIES = ("allow", "warn", "error")
@@ -56,7 +56,7 @@ class fallback_policy:  # noqa: N801
 def fallback(func: OpOverload, *args: object, **kwargs: object) -> object:
     """Runs `func` on plain copies of its blocked arguments; what it writes to goes back into them.
 
-    Raises: RuntimeError for operators such as `transpose_` that would change a blocked tensor's own size.
+    Raises: RuntimeError for operators such as `as_strided_` that would change a blocked tensor's own size.
     """
     if torch.Tag.inplace_view in func.tags and func is not torch.ops.aten.resize_.default:
         raise RuntimeError(f"{func} cannot change the shape of a blocked tensor in place: call it on x.to_dense()")
@@ -109,7 +109,8 @@ def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:
             return type(x)(map(to_plain, x)) if type(x) in (list, tuple) else x
         return x
 
-    result = func(*map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
+    with lazy_bits():
+        result = func(*map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
     written = [x for x in written_arguments(func, args, kwargs) if isinstance(x, BlockedTensor)]
     for x in written:
         _write_back(func, x, plain[id(x)])

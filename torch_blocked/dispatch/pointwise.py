@@ -7,10 +7,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked.dispatch.fallback import assign, bump_version, fallback
-from torch_blocked.dispatch.physical import are_alike, clear_padding, lead, operand
-from torch_blocked.dispatch.registry import register
+from torch_blocked.dispatch.physical import are_alike, clear_padding, lead, operand, shifted
+from torch_blocked.dispatch.registry import Handler, register, register_rule
+from torch_blocked.memory_desc import Blocking
 from torch_blocked.reorder import to_plain
-from torch_blocked.tensor import BlockedTensor
+from torch_blocked.tensor import BlockedTensor, padding_of
 
 aten = torch.ops.aten
 
@@ -20,23 +21,15 @@ ZERO_PRESERVING = """
     nan_to_num positive rad2deg relu round sgn sign silu sin sinh sqrt square tan tanh trunc
 """.split()
 
-# f(0) is not 0, or depends on the arguments.
-PADDING_CLEARED = """
-    acos acosh bitwise_not celu clamp clamp_max clamp_min cos cosh digamma elu erfc exp exp2 hardsigmoid hardtanh
-    isfinite isinf isnan lgamma log log10 log2 log_sigmoid_forward logical_not logit reciprocal rsqrt sigmoid sinc
-    softplus softshrink threshold
+# PyTorch tags operators as pointwise; these are, and are not tagged.
+UNTAGGED = """
+    copysign elu_backward eq floor_divide ge gt hardsigmoid_backward hardswish hardswish_backward hardtanh_backward
+    le leaky_relu_backward log_sigmoid_backward log_sigmoid_forward lt masked_fill mish ne _prelu_kernel
+    _prelu_kernel_backward rsub softplus_backward threshold true_divide where
 """.split()
 
-# Of several tensors, mixed plain and blocked, broadcast as PyTorch does. The padding is cleared.
-SEVERAL_TENSORS = """
-    add sub rsub mul div true_divide pow maximum minimum fmod remainder floor_divide atan2 copysign hypot eq ne lt
-    le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor where lerp addcmul addcdiv clamp
-    clamp_min clamp_max threshold_backward sigmoid_backward tanh_backward silu_backward gelu_backward
-    hardtanh_backward hardswish_backward hardsigmoid_backward leaky_relu_backward elu_backward softplus_backward
-   
-""".split()
-
-INTEGER_DIVISIONS = {getattr(aten, n + _) for n in ["div", "floor_divide", "fmod", "remainder"] for _ in ("", "_")}
+# Of integers a division by zero is an error, and the padding is zero. `div` only where it rounds.
+INTEGER_DIVISIONS = "div floor_divide fmod remainder".split()
 
 # Random in-place operators draw for the logical tensor, in its order: the numbers are those of a plain tensor.
 RANDOM_IN_PLACE = """
@@ -63,39 +56,92 @@ def unary_(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) 
 
 def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
     """A function of tensors and scalars that broadcast; the answer takes the first blocked one's format."""
-    if are_alike(args) and not _needs_plain(func, args[0], kwargs):  # nothing broadcasts: most calls, and quickly told
-        return _pointwise_alike(func, *args, **kwargs)
-    first = lead(args)
-    size = _broadcast_size(args)
-    if first is None or first.dim() != len(size) or _needs_plain(func, first, kwargs):
-        return fallback(func, *args, **kwargs)
-    blocking = first._blocking
-    physical = func(*(operand(a, blocking, size) for a in args), **kwargs)
-    return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
-
-
-def _pointwise_alike(func: OpOverload, *args: object, **kwargs: object) -> BlockedTensor:
-    blocking, size = args[0]._blocking, args[0].shape
-    physical = func(*[a._physical if isinstance(a, BlockedTensor) else a for a in args], **kwargs)
-    return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
+    if not kwargs and are_alike(args) and args[0].is_floating_point():  # nothing broadcasts: most calls, quickly told
+        blocking, size = args[0]._blocking, args[0].shape
+        return _wrapped(func(*[a._physical if isinstance(a, BlockedTensor) else a for a in args]), blocking, size)
+    blocking, size = _layout((*args, *kwargs.values()) if kwargs else args)
+    args, kwargs = _operands(func, args, kwargs, blocking, size)
+    return _wrapped(func(*args, **kwargs), blocking, size)
 
 
 def pointwise_(func: OpOverload, x: Tensor, *args: object, **kwargs: object) -> object:
     """The same in place: what is written to keeps its format, plain or blocked."""
     if not isinstance(x, BlockedTensor):
-        return func(x, *map(to_plain, args), **kwargs)
-    if _broadcast_size((x, *args)) != x.shape or _needs_plain(func, x, kwargs):
+        return func(x, *map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
+    if _broadcast_size((x, *args, *kwargs.values())) != x.shape:
         return fallback(func, x, *args, **kwargs)
-    func(x._physical, *(operand(a, x._blocking, x.shape) for a in args), **kwargs)
+    args, kwargs = _operands(func, (x, *args), kwargs, x._blocking, x.shape)
+    func(*args, **kwargs)
     clear_padding(x._physical, x._blocking, x.shape)
     bump_version(x)
     return x
 
 
-def _needs_plain(func: OpOverload, x: BlockedTensor, kwargs: dict) -> bool:
-    """Integers divided in the padding are 0 / 0, an error; tensors given by keyword are rare."""
-    divides = not x.is_floating_point() and func.overloadpacket in INTEGER_DIVISIONS
-    return divides or (bool(kwargs) and any(isinstance(v, Tensor) for v in kwargs.values()))
+def pointwise_out(func: OpOverload, *args: object, **kwargs: object) -> object:
+    """The same into tensors of the answer's size, plain or blocked. What PyTorch resizes falls back."""
+    outs = {a.name: kwargs[a.name] for a in func._schema.arguments if a.is_out}
+    others = {k: v for k, v in kwargs.items() if k not in outs}
+    size = _broadcast_size((*args, *others.values()))
+    if any(x.shape != size for x in outs.values()):
+        return fallback(func, *args, **kwargs)
+    blocking, _ = _layout((*outs.values(), *args, *others.values()))
+    args, others = _operands(func, args, others, blocking, size)
+    physical = {
+        name: x._physical
+        if isinstance(x, BlockedTensor) and x._blocking == blocking
+        else torch.empty(blocking.physical_shape(tuple(size)), dtype=x.dtype, device=x.device)
+        for name, x in outs.items()
+    }
+    func(*args, **others, **physical)
+    for name, x in outs.items():
+        _deliver(clear_padding(physical[name], blocking, size), blocking, x)
+    return next(iter(outs.values())) if len(outs) == 1 else tuple(outs.values())
+
+
+def _deliver(physical: Tensor, blocking: Blocking, x: Tensor) -> None:
+    """Writes an answer to `x`, which may be its own physical tensor."""
+    if not isinstance(x, BlockedTensor):
+        x.copy_(to_plain(BlockedTensor(physical, blocking, x.shape)))
+    elif x._physical is physical:
+        bump_version(x)
+    else:
+        assign(x, BlockedTensor(physical, blocking, x.shape))
+
+
+def _layout(given: tuple) -> tuple[Blocking, torch.Size]:
+    """The answer's blocking, that of the first blocked tensor of the highest rank, and its size."""
+    first, size = lead(given), _broadcast_size(given)
+    missing = len(size) - first.dim()
+    if not missing:
+        return first._blocking, size
+    return shifted(first._blocking, {d: d + missing for d in range(first.dim())}), size
+
+
+def _operands(
+    func: OpOverload, args: tuple, kwargs: dict, blocking: Blocking, size: torch.Size
+) -> tuple[list[object], dict[str, object]]:
+    """The arguments laid out for the physical tensor of the answer."""
+    laid = [operand(a, blocking, size) for a in args]
+    named = {k: operand(v, blocking, size) for k, v in kwargs.items()} if kwargs else kwargs
+    if func._opname.removesuffix("_") in INTEGER_DIVISIONS:
+        divisors, at = (laid, 1) if len(laid) > 1 else (named, "other")
+        divisor = divisors[at]
+        if isinstance(divisor, Tensor) and divisor.dim() and not divisor.is_floating_point():
+            divisors[at] = _ones_in_padding(divisor, blocking, size)
+    return laid, named
+
+
+def _ones_in_padding(physical: Tensor, blocking: Blocking, size: torch.Size) -> Tensor:
+    whole = physical.expand(blocking.physical_shape(tuple(size))).clone()
+    for part in padding_of(whole, blocking, size):
+        part.fill_(1)
+    return whole
+
+
+def _wrapped(physical: object, blocking: Blocking, size: torch.Size) -> object:
+    if isinstance(physical, Tensor):
+        return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
+    return type(physical)(_wrapped(p, blocking, size) for p in physical)
 
 
 def _broadcast_size(args: tuple) -> torch.Size:
@@ -126,13 +172,30 @@ def _returns_one_tensor(overload: OpOverload) -> bool:
     return takes_tensor and [str(r.type) for r in overload._schema.returns] == ["Tensor"]
 
 
-def _register_family(names: list[str], out_of_place: object, in_place: object) -> None:
-    for name in names:
-        for overloads, handler in zip(_overloads(name), (out_of_place, in_place), strict=True):
-            register(*overloads)(handler)
-
-
-_register_family(ZERO_PRESERVING, unary, unary_)
-_register_family(sorted({*PADDING_CLEARED, *SEVERAL_TENSORS}), pointwise, pointwise_)
+for _name in ZERO_PRESERVING:
+    for _some, _handler in zip(_overloads(_name), (unary, unary_), strict=True):
+        register(*_some)(_handler)
 for _name in RANDOM_IN_PLACE:
     register(*_overloads(_name.removesuffix("_"))[1])(random_)
+
+
+@register_rule
+def handler_of(func: OpOverload) -> Handler | None:
+    """Every other pointwise operator: by its tag or that of the one that it is the in-place form of."""
+    if torch.Tag.nondeterministic_seeded in func.tags or not _is_pointwise(func):
+        return None
+    arguments = func._schema.arguments
+    if any(a.is_out for a in arguments):
+        return pointwise_out
+    if any(a.is_write for a in arguments):
+        return pointwise_ if arguments[0].is_write else None
+    return pointwise
+
+
+def _is_pointwise(func: OpOverload) -> bool:
+    if func.namespace != "aten" or any(str(r.type) != "Tensor" for r in func._schema.returns):
+        return False
+    name = func._opname if func._opname.startswith("__") else func._opname.removesuffix("_")
+    twin = getattr(getattr(aten, name, None), func._overloadname, None)
+    tagged = torch.Tag.pointwise in func.tags or (twin is not None and torch.Tag.pointwise in twin.tags)
+    return tagged or name in UNTAGGED

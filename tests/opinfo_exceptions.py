@@ -1,0 +1,20 @@
+"""What tests/opinfo.py does not ask of blocked tensors, and why: (operator, check) -> reason."""
+
+from __future__ import annotations
+
+# The answer's elements are whatever lies in memory: only shape, dtype and padding are compared.
+UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
+
+_BYTES = "PyTorch compares the addresses of `out` and its view before any operator: an error that says so"
+_AXIS = "a blocked axis of one cannot leave a tensor in place: an error that says so"
+_IGNORED = "PyTorch never writes `out` where an argument is of a tensor subclass"
+
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("contiguous", "views"): "the plain tensor, so always a copy",
+    ("linalg.matrix_power", "out"): _BYTES,
+    ("linalg.matrix_rank", "out"): _IGNORED,
+    ("linalg.matrix_rank.hermitian", "out"): _IGNORED,
+    ("matmul", "out"): _BYTES,
+    ("squeeze", "inplace"): _AXIS,
+    ("squeeze.multiple", "inplace"): _AXIS,
+}

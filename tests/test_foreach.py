@@ -1,0 +1,82 @@
+"""`torch._foreach_...` on lists that hold blocked tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import assert_same
+
+import torch_blocked as tb
+
+SIZES = [(2, 17, 3, 4), (3, 5), (2, 9, 4), (1, 33, 2, 1, 2)]
+FORMATS = [tb.nChw16c, None, tb.format("aBc4b"), tb.format("acdeB8b")]
+
+
+def tensors():
+    return [torch.rand(size) * 0.9 + 0.1 for size in SIZES]
+
+
+def blocked(plain):
+    return [x.to(fmt) if fmt else x.clone() for x, fmt in zip(plain, FORMATS, strict=True)]
+
+
+UNARY = """
+    abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round
+    rsqrt sigmoid sign sin sinh sqrt tan tanh trunc
+""".split()
+BINARY = "add sub mul div maximum minimum clamp_min clamp_max pow".split()
+TERNARY = "addcmul addcdiv lerp".split()
+
+CASES = {
+    **{name: lambda f, a, b, c: f(a) for name in UNARY},
+    **{name: lambda f, a, b, c: f(a, b) for name in BINARY},
+    **{f"{name} of a number": lambda f, a, b, c: f(a, 2.0) for name in BINARY},
+    **{f"{name} of numbers": lambda f, a, b, c: f(a, [0.5, 1.0, 2.0, 3.0]) for name in BINARY},
+    **{name: lambda f, a, b, c: f(a, b, c) for name in TERNARY},
+    "add of a tensor for all": lambda f, a, b, c: f(a, torch.tensor(2.0)),
+    "addcmul of a number": lambda f, a, b, c: f(a, b, c, value=0.5),
+    "sub with alpha": lambda f, a, b, c: f(a, b, alpha=0.5),
+}
+
+
+@pytest.mark.parametrize("arrangement", ["all blocked", "first blocked", "first plain"])
+@pytest.mark.parametrize("case", CASES)
+def test_foreach(isa, case, arrangement):
+    a, b, c = tensors(), tensors(), tensors()
+    first = blocked(a) if arrangement != "first plain" else [x.clone() for x in a]
+    others = [blocked(x) if arrangement != "first blocked" else x for x in (b, c)]
+    name = case.split()[0]
+    call, f, f_ = CASES[case], getattr(torch, f"_foreach_{name}"), getattr(torch, f"_foreach_{name}_")
+    with tb.fallback("error"), torch.no_grad():
+        assert_same(list(call(f, first, *others)), list(call(f, a, b, c)))
+        kept, versions = list(first), [x._version for x in first]
+        call(f_, first, *others)
+        call(f_, a, b, c)
+        assert_same(first, a)
+        assert all(x is y for x, y in zip(first, kept, strict=True))
+        assert all(x._version > v for x, v in zip(first, versions, strict=True))
+
+
+@pytest.mark.parametrize("number", [1.0, 2])
+def test_integers_and_other_lengths_are_pytorchs(number):
+    x = torch.arange(2 * 17 * 4).view(2, 17, 4)
+    assert_same(torch._foreach_mul([x.to(tb.nCw16c)], number), torch._foreach_mul([x], number))
+    with pytest.raises(RuntimeError):
+        torch._foreach_add([x.to(tb.nCw16c)], [x, x])
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_optimizers_run_blocked(optimizer):
+    weights = [torch.randn(17, 9, 3, 3), torch.randn(17)]
+    ours = [torch.nn.Parameter(weights[0].to(tb.OIhw16i16o)), torch.nn.Parameter(weights[1].clone())]
+    plain = [torch.nn.Parameter(w.clone()) for w in weights]
+    for parameters in (ours, plain):
+        torch.manual_seed(0)
+        steps = optimizer(parameters, lr=0.1, foreach=True)
+        for _ in range(3):
+            for p in parameters:
+                grad = torch.randn(p.shape)
+                p.grad = grad.to(tb.OIhw16i16o) if isinstance(p, tb.BlockedTensor) else grad
+            with tb.fallback("error"):
+                steps.step()
+    assert_same([p.detach() for p in ours], [p.detach() for p in plain])

@@ -1,0 +1,84 @@
+"""`torch._foreach_...`: operators on lists of tensors, one call for all, as optimizers make them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from torch_blocked import reorder
+from torch_blocked.dispatch.fallback import bump_version, fallback
+from torch_blocked.dispatch.physical import clear_padding, lead, operand
+from torch_blocked.dispatch.registry import Handler, register_rule
+from torch_blocked.tensor import BlockedTensor
+
+# One number of each tensor, not one of each element.
+REDUCTIONS = ("_foreach_norm", "_foreach_max", "_foreach_powsum")
+
+
+@register_rule
+def handler_of(func: OpOverload) -> Handler | None:
+    """Those that are pointwise, out of place and in place."""
+    name = func._opname
+    if not name.startswith("_foreach_") or name in REDUCTIONS:
+        return None
+    return None if any(a.is_out for a in func._schema.arguments) else foreach
+
+
+def foreach(func: OpOverload, first: list[Tensor], *rest: object, **kwargs: object) -> list[Tensor] | None:
+    """The same operator on the physical tensors; what is written to keeps its format, plain or blocked."""
+    lists = [first, *(a for a in (*rest, *kwargs.values()) if _is_tensors(a))]
+    in_place = func._schema.arguments[0].is_write
+    if any(len(a) != len(first) for a in lists):
+        return fallback(func, first, *rest, **kwargs)
+    groups = list(zip(*lists, strict=True))
+    leads = list(first) if in_place else list(map(lead, groups))
+    if not all(map(_fits, groups, leads)) or (in_place and _is_written_first(lists)):
+        return fallback(func, first, *rest, **kwargs)
+
+    def laid(a: object) -> object:
+        if isinstance(a, BlockedTensor):  # a number for all
+            return reorder.to_plain(a)
+        return [_laid(x, like) for x, like in zip(a, leads, strict=True)] if _is_tensors(a) else a
+
+    answers = func(*map(laid, (first, *rest)), **{k: laid(v) for k, v in kwargs.items()})
+    if not in_place:
+        return [_wrapped(y, like) for y, like in zip(answers, leads, strict=True)]
+    for x in first:
+        if isinstance(x, BlockedTensor):
+            clear_padding(x._physical, x._blocking, x.shape)
+            bump_version(x)
+        elif not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+    return None
+
+
+def _is_written_first(lists: list[list[Tensor]]) -> bool:
+    """Whether a tensor that is read may have been written for another before: the operands are laid out at once."""
+    written = {id(x): i for i, x in enumerate(lists[0])}
+    return any(written.get(id(x), i) != i for a in lists[1:] for i, x in enumerate(a))
+
+
+def _is_tensors(a: object) -> bool:
+    return isinstance(a, (list, tuple)) and len(a) > 0 and isinstance(a[0], Tensor)
+
+
+def _fits(group: tuple[Tensor, ...], like: Tensor | None) -> bool:
+    """Whether these are of floating point and broadcast to the size of the one whose blocking the answer takes."""
+    return like is None or all(x.is_floating_point() and _broadcasts(x, like) for x in group)
+
+
+def _broadcasts(x: Tensor, like: Tensor) -> bool:
+    return x.dim() <= like.dim() and all(
+        a in (1, b) for a, b in zip(reversed(x.shape), reversed(like.shape), strict=False)
+    )
+
+
+def _laid(x: Tensor, like: Tensor | None) -> Tensor:
+    return operand(x, like._blocking, like.shape) if isinstance(like, BlockedTensor) else reorder.to_plain(x)
+
+
+def _wrapped(physical: Tensor, like: Tensor | None) -> Tensor:
+    if like is None:
+        return physical
+    return BlockedTensor(clear_padding(physical, like._blocking, like.shape), like._blocking, like.shape)
