@@ -29,7 +29,8 @@ UNTAGGED = """
 """.split()
 
 # Of integers a division by zero is an error, and the padding is zero. `div` only where it rounds.
-INTEGER_DIVISIONS = "div floor_divide fmod remainder".split()
+_DIVISIONS = [getattr(aten, n + _) for n in "div floor_divide fmod remainder".split() for _ in ("", "_")]
+INTEGER_DIVISIONS = {getattr(packet, o) for packet in _DIVISIONS for o in packet.overloads()}
 
 # Random in-place operators draw for the logical tensor, in its order: the numbers are those of a plain tensor.
 RANDOM_IN_PLACE = """
@@ -61,14 +62,17 @@ def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
         return _wrapped(func(*[a._physical if isinstance(a, BlockedTensor) else a for a in args]), blocking, size)
     blocking, size = _layout((*args, *kwargs.values()) if kwargs else args)
     args, kwargs = _operands(func, args, kwargs, blocking, size)
-    return _wrapped(func(*args, **kwargs), blocking, size)
+    physical = func(*args, **kwargs)
+    if isinstance(physical, Tensor):
+        return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
+    return type(physical)(BlockedTensor(clear_padding(p, blocking, size), blocking, size) for p in physical)
 
 
 def pointwise_(func: OpOverload, x: Tensor, *args: object, **kwargs: object) -> object:
     """The same in place: what is written to keeps its format, plain or blocked."""
     if not isinstance(x, BlockedTensor):
         return func(x, *map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
-    if _broadcast_size((x, *args, *kwargs.values())) != x.shape:
+    if _broadcast_size((x, *args, *kwargs.values()) if kwargs else (x, *args)) != x.shape:
         return fallback(func, x, *args, **kwargs)
     args, kwargs = _operands(func, (x, *args), kwargs, x._blocking, x.shape)
     func(*args, **kwargs)
@@ -123,7 +127,7 @@ def _operands(
     """The arguments laid out for the physical tensor of the answer."""
     laid = [operand(a, blocking, size) for a in args]
     named = {k: operand(v, blocking, size) for k, v in kwargs.items()} if kwargs else kwargs
-    if func._opname.removesuffix("_") in INTEGER_DIVISIONS:
+    if func in INTEGER_DIVISIONS:
         divisors, at = (laid, 1) if len(laid) > 1 else (named, "other")
         divisor = divisors[at]
         if isinstance(divisor, Tensor) and divisor.dim() and not divisor.is_floating_point():
@@ -136,12 +140,6 @@ def _ones_in_padding(physical: Tensor, blocking: Blocking, size: torch.Size) -> 
     for part in padding_of(whole, blocking, size):
         part.fill_(1)
     return whole
-
-
-def _wrapped(physical: object, blocking: Blocking, size: torch.Size) -> object:
-    if isinstance(physical, Tensor):
-        return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
-    return type(physical)(_wrapped(p, blocking, size) for p in physical)
 
 
 def _broadcast_size(args: tuple) -> torch.Size:
