@@ -5,6 +5,9 @@ from __future__ import annotations
 # The answer's elements are whatever lies in memory: only shape, dtype and padding are compared.
 UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split())
 
+# Sums of products in another order than PyTorch's: the tolerance of float32 is taken of the largest value.
+SUMS_OF_PRODUCTS = frozenset(f"nn.functional.conv{kind}{ndim}d" for kind in ("", "_transpose") for ndim in (1, 2, 3))
+
 _BYTES = "PyTorch compares the addresses of `out` and its view before any operator: an error that says so"
 _AXIS = "a blocked axis of one cannot leave a tensor in place: an error that says so"
 _IGNORED = "PyTorch never writes `out` where an argument is of a tensor subclass"
