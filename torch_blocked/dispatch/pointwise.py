@@ -59,9 +59,10 @@ def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
     """A function of tensors and scalars that broadcast; the answer takes the first blocked one's format."""
     if not kwargs and are_alike(args) and args[0].is_floating_point():  # nothing broadcasts: most calls, quickly told
         blocking, size = args[0]._blocking, args[0].shape
-        return _wrapped(func(*[a._physical if isinstance(a, BlockedTensor) else a for a in args]), blocking, size)
-    blocking, size = _layout((*args, *kwargs.values()) if kwargs else args)
-    args, kwargs = _operands(func, args, kwargs, blocking, size)
+        args = [a._physical if isinstance(a, BlockedTensor) else a for a in args]
+    else:
+        blocking, size = _layout((*args, *kwargs.values()) if kwargs else args)
+        args, kwargs = _operands(func, args, kwargs, blocking, size)
     physical = func(*args, **kwargs)
     if isinstance(physical, Tensor):
         return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
