@@ -1,0 +1,15 @@
+"""`torch.compile(model, backend="torch_blocked")`: convolutions in blocked formats, fused, then Inductor.
+
+What happens to a graph, one file a step:
+
+1. formats.py: the weights of convolutions become blocked; from there on blocked tensors spread by themselves, because
+   every operator on them gives one, until a result is plain or leaves the graph.
+2. AOTAutograd traces through the tensors to their physical ones: torch_blocked's operators and ATen's.
+3. fusion.py: what follows a convolution becomes its post-ops.
+4. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
+5. Inductor compiles the rest, with its C++ wrapper.
+"""
+
+from torch_blocked.compile.lower import backend
+
+__all__ = ["backend"]

@@ -1,0 +1,118 @@
+"""What depends on parameters alone is computed once: packed weights, folded batch normalization.
+
+The graph is cut in two: a prologue of everything that has no other inputs than parameters and buffers, and the rest,
+which gets its results. The prologue runs, uncompiled, on the first call and again when a parameter has been written
+to or replaced, which its version counter and address tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, fx
+
+# Never in the prologue: what is random or writes.
+_EFFECTS = {torch.Tag.nondeterministic_seeded}
+
+
+class Hoisted:
+    """A compiled graph and its prologue, called as Inductor's graphs are: with one list of all inputs."""
+
+    _boxed_call = True
+
+    def __init__(
+        self, prologue: fx.GraphModule, static: Sequence[int], kept: Sequence[int], compiled: Callable
+    ) -> None:
+        self._prologue, self._static, self._kept, self._compiled = prologue, static, kept, compiled
+        self._key: tuple | None = None
+        self._values: tuple = ()
+
+    def __call__(self, inputs: list) -> object:
+        key = _state([inputs[i] for i in self._static])
+        if key is None or key != self._key:
+            with torch.no_grad():
+                self._values = self._prologue(*(inputs[i] for i in self._static))
+            self._key = key
+        given = [*self._values, *(inputs[i] for i in self._kept)]
+        inputs.clear()
+        return self._compiled(given)
+
+
+def _state(parameters: list[Tensor]) -> tuple | None:
+    """What tells that the parameters are the same and unwritten; None where nothing does (inference tensors)."""
+    if any(p.is_inference() for p in parameters):
+        return None
+    return tuple((p.data_ptr(), p._version) for p in parameters)
+
+
+def hoist(gm: fx.GraphModule, static: set[int]) -> tuple[fx.GraphModule, list[int], list[int], list[fx.Node]] | None:
+    """Takes what depends on the inputs `static` alone out of `gm`, in place.
+
+    Returns the prologue, the positions of the inputs it takes and of those that `gm` still takes, and the nodes whose
+    values are `gm`'s new first inputs; None where there is nothing to take out.
+    """
+    inputs = gm.graph.find_nodes(op="placeholder")
+    parameters = [n for i, n in enumerate(inputs) if i in static and isinstance(n.meta.get("val"), Tensor)]
+    written = {n for node in gm.graph.nodes for n in _written(node)}
+    known = {n for n in parameters if n not in written}
+    alone = []
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or not node.all_input_nodes or not known.issuperset(node.all_input_nodes):
+            continue
+        if isinstance(node.target, torch._ops.OpOverload) and (
+            node.target._schema.is_mutable or _EFFECTS.intersection(node.target.tags)
+        ):
+            continue
+        known.add(node)
+        alone.append(node)
+    values = [n for n in alone if isinstance(n.meta.get("val"), Tensor) and any(u not in known for u in n.users)]
+    if not values:
+        return None
+    prologue, used = _prologue(gm, inputs, alone, values)
+    _replace(gm, values)
+    gm.graph.eliminate_dead_code()
+    kept = []
+    for i, node in enumerate(inputs):
+        if node.users or node not in parameters:
+            kept.append(i)
+        else:
+            gm.graph.erase_node(node)
+    gm.recompile()
+    return prologue, used, kept, values
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The inputs that an operator writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    arguments = zip(node.target._schema.arguments, node.args, strict=False)
+    return [a for s, a in arguments if s.alias_info and s.alias_info.is_write and isinstance(a, fx.Node)]
+
+
+def _prologue(
+    gm: fx.GraphModule, inputs: list[fx.Node], nodes: list[fx.Node], values: list[fx.Node]
+) -> tuple[fx.GraphModule, list[int]]:
+    graph, copies = fx.Graph(), {}
+    needed = {a for n in nodes for a in n.all_input_nodes}
+    used = [i for i, node in enumerate(inputs) if node in needed]
+    for i in used:
+        copies[inputs[i]] = graph.placeholder(inputs[i].name)
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[v] for v in values))
+    graph.eliminate_dead_code()
+    return fx.GraphModule(gm, graph), used
+
+
+def _replace(gm: fx.GraphModule, values: list[fx.Node]) -> None:
+    """Makes an input of each node."""
+    first = next(iter(gm.graph.nodes))
+    with gm.graph.inserting_before(first):
+        for node in values:
+            argument = gm.graph.placeholder(f"hoisted_{node.name}")
+            argument.meta = dict(node.meta)
+            node.replace_all_uses_with(argument)
+    for node in values:
+        if not node.users:
+            gm.graph.erase_node(node)
