@@ -6,7 +6,17 @@ imports the registry itself.
 
 import importlib
 
-FAMILIES = ("convolution", "normalization", "pointwise", "pooling", "reduction", "shape", "structural", "views")
+FAMILIES = (
+    "convolution",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "pooling_backward",
+    "reduction",
+    "shape",
+    "structural",
+    "views",
+)
 
 
 def load() -> None:
