@@ -352,8 +352,8 @@ def layer_norm_backward(
         scaled = diff_dst if weight is None else diff_dst * operand(weight, x._blocking, x.shape)
         diff_src = _layer_gradient(scaled, x, mean, rstd, axis)
     if output_mask[1]:
-        normal = (x._physical - operand(mean, x._blocking, x.shape)) * operand(rstd, x._blocking, x.shape)
-        diff_weight = _sum_of_outer(diff_dst * normal, x, axis)
+        normal = (x._physical - operand(mean, x._blocking, x.shape)).mul_(operand(rstd, x._blocking, x.shape))
+        diff_weight = _sum_of_outer(normal.mul_(diff_dst), x, axis)
     if output_mask[2]:
         diff_bias = _sum_of_outer(diff_dst, x, axis)
     return diff_src, diff_weight, diff_bias
