@@ -85,6 +85,13 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def(
       "upsample(Tensor src, SymInt[] output_size, str mode, bool align_corners=False, float? scale_h=None, "
       "float? scale_w=None) -> Tensor");
+  m.def("max_pool_backward(Tensor diff_dst, Tensor indices, SymInt[] src_size) -> Tensor");
+  m.def(
+      "avg_pool_backward(Tensor diff_dst, SymInt[] src_size, int[] kernel=[], int[] stride=[], int[] padding=[], "
+      "bool count_include_pad=True, int? divisor_override=None) -> Tensor");
+  m.def(
+      "upsample_backward(Tensor diff_dst, SymInt[] src_size, str mode, bool align_corners=False, float? scale_h=None, "
+      "float? scale_w=None) -> Tensor");
   m.def("empty_cache() -> ()", torch_blocked::empty_cache);
   m.def("cached_bytes() -> int", torch_blocked::cached_bytes);
   m.def("guard_outputs(bool on) -> int", torch_blocked::guard_outputs);
@@ -104,4 +111,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("batch_norm_backward", torch_blocked::batch_norm_backward_cpu);
   m.impl("pool", torch_blocked::pool_cpu);
   m.impl("upsample", torch_blocked::upsample_cpu);
+  m.impl("max_pool_backward", torch_blocked::max_pool_backward_cpu);
+  m.impl("avg_pool_backward", torch_blocked::avg_pool_backward_cpu);
+  m.impl("upsample_backward", torch_blocked::upsample_backward_cpu);
 }

@@ -53,20 +53,60 @@ Neighbors linear(float scale, int64_t size, int64_t dst_size, int64_t i, bool al
   return {low, std::min(low + 1, size - 1), std::clamp(at - low, 0.f, 1.f)};
 }
 
-float src_pixels_a_pixel(const Upsampling& a, double scale, int64_t size, int64_t dst_size) {
+float src_pixels_a_pixel(const Interpolation& a, double scale, int64_t size, int64_t dst_size) {
   if (a.mode == UpsampleMode::Bilinear && a.align_corners) return dst_size > 1 ? float(size - 1) / (dst_size - 1) : 0.f;
   return scale > 0 ? float(1 / scale) : float(size) / dst_size;
 }
 
-std::vector<Neighbors> neighbors(const Upsampling& a, double factor, int64_t size, int64_t dst_size) {
+std::vector<Neighbors> neighbors(const Interpolation& a, double factor, int64_t size, int64_t dst_size) {
   const float scale = src_pixels_a_pixel(a, factor, size, dst_size);
   std::vector<Neighbors> all(dst_size);
   for (int64_t i = 0; i < dst_size; i++)
-    if (a.mode == UpsampleMode::Bilinear)
+    if (a.mode == UpsampleMode::Bilinear) {
       all[i] = linear(scale, size, dst_size, i, a.align_corners);
-    else
-      all[i].low = nearest(scale, size, dst_size, i, a.mode == UpsampleMode::NearestExact);
+    } else {
+      const int64_t at = nearest(scale, size, dst_size, i, a.mode == UpsampleMode::NearestExact);
+      all[i] = {at, at, 0};
+    }
   return all;
+}
+
+// ---- the way back: what one pixel of src has a share in
+
+// `shares` of every pixel of src; the weights that they point at are kept beside them.
+struct AxisShares {
+  std::vector<Shares> shares;
+  std::vector<float> weights;
+};
+
+// Pixel i of dst sees this one: what sees it are neighbours, since windows only move forward.
+void add_share(Shares& shares, int64_t i) {
+  if (!shares.count) shares.begin = i;
+  shares.count = i + 1 - shares.begin;
+}
+
+AxisShares shares_of_windows(const std::vector<Window>& windows, int64_t size, float factor, bool by_count) {
+  AxisShares axis{std::vector<Shares>(size), std::vector<float>(windows.size(), factor)};
+  for (size_t i = 0; i < windows.size(); i++) {
+    if (by_count) axis.weights[i] /= float(windows[i].count);
+    for (int64_t j = 0; j < windows[i].taps; j++) add_share(axis.shares[windows[i].begin + j], i);
+  }
+  for (Shares& shares : axis.shares) shares.weights = axis.weights.data() + shares.begin;
+  return axis;
+}
+
+AxisShares shares_of_neighbors(const std::vector<Neighbors>& neighbors, int64_t size) {
+  AxisShares axis{std::vector<Shares>(size), {}};
+  for (size_t i = 0; i < neighbors.size(); i++)
+    for (const int64_t j : {neighbors[i].low, neighbors[i].high}) add_share(axis.shares[j], i);
+  for (int64_t j = 0; j < size; j++)
+    for (int64_t i = axis.shares[j].begin; i < axis.shares[j].begin + axis.shares[j].count; i++) {
+      const Neighbors& n = neighbors[i];
+      axis.weights.push_back((n.low == j ? 1 - n.weight : 0.f) + (n.high == j ? n.weight : 0.f));
+    }
+  const float* weights = axis.weights.data();
+  for (Shares& shares : axis.shares) shares.weights = weights, weights += shares.count;
+  return axis;
 }
 
 // ---- loops
@@ -83,6 +123,16 @@ void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, int64_t nthr
       const float* const data = src.data + n * src.strides[0] + c * src.strides[1];
       row(Plane{data, src.strides[2], src.strides[3], src.block}, c, i % oh, i * ow * src.block);
     }
+  });
+}
+
+// diff_src from what its pixels have a share in.
+void add_shares(const BlockedImages& diff_dst, const AxisShares& h, const AxisShares& w, float* diff_src,
+                int64_t nthreads) {
+  const int64_t ih = h.shares.size(), iw = w.shares.size();
+  const PoolingKernels& kernels = TORCH_BLOCKED_KERNELS(pooling_kernels, isa());
+  for_each_row(diff_dst, ih, iw, nthreads, [&](const Plane& plane, int64_t, int64_t row, int64_t offset) {
+    kernels.add_shares({plane, h.shares[row], w.shares.data(), iw, diff_src + offset});
   });
 }
 
@@ -115,13 +165,47 @@ void pool(const Pooling& a) {
 }
 
 void upsample(const Upsampling& a) {
-  const std::vector<Neighbors> rows = neighbors(a, a.scale_h, a.src.ih, a.oh);
-  const std::vector<Neighbors> cols = neighbors(a, a.scale_w, a.src.iw, a.ow);
+  const std::vector<Neighbors> rows = neighbors(a.how, a.how.scale_h, a.src.ih, a.oh);
+  const std::vector<Neighbors> cols = neighbors(a.how, a.how.scale_w, a.src.iw, a.ow);
   const PoolingKernels& kernels = TORCH_BLOCKED_KERNELS(pooling_kernels, isa());
-  const auto kernel = a.mode == UpsampleMode::Bilinear ? kernels.bilinear : kernels.nearest;
+  const auto kernel = a.how.mode == UpsampleMode::Bilinear ? kernels.bilinear : kernels.nearest;
   for_each_row(a.src, a.oh, a.ow, a.nthreads, [&](const Plane& plane, int64_t, int64_t h, int64_t offset) {
     kernel({plane, rows[h], cols.data(), a.ow, a.dst + offset});
   });
+}
+
+// A plane is one thread's, and in its cache from the zeros to the sums.
+void max_pool_backward(const MaxPoolBackward& a) {
+  const int64_t src_pixels = a.ih * a.iw, floats = a.planes * std::max(a.pixels, src_pixels) * a.block;
+  const int64_t nthreads = std::min(a.nthreads, std::max<int64_t>(1, floats / least_per_thread));
+  parallel_for(a.planes, nthreads, [&](int64_t begin, int64_t end) {
+    for (int64_t plane = begin; plane < end; plane++) {
+      float* const diff_src = a.diff_src + plane * src_pixels * a.block;
+      std::fill_n(diff_src, src_pixels * a.block, 0.f);
+      for (int64_t i = plane * a.pixels; i < (plane + 1) * a.pixels; i++)
+        for (int64_t c = 0; c < a.block; c++) {
+          const int64_t index = a.indices[i * a.block + c];
+          if (index >= 0 && index < src_pixels) diff_src[index * a.block + c] += a.diff_dst[i * a.block + c];
+        }
+    }
+  });
+}
+
+void average_pool_backward(const AveragePoolBackward& a) {
+  const float factor = a.divisor != 0 ? 1 / a.divisor : 1.f;
+  const auto shares = [&](const PoolAxis& axis, int64_t size, int64_t dst_size, float weight) {
+    return shares_of_windows(windows(axis, size, dst_size, a.count_include_pad), size, weight, a.divisor == 0);
+  };
+  add_shares(a.diff_dst, shares(a.h, a.ih, a.diff_dst.ih, factor), shares(a.w, a.iw, a.diff_dst.iw, 1.f), a.diff_src,
+             a.nthreads);
+}
+
+void upsample_backward(const UpsampleBackward& a) {
+  const auto shares = [&](double scale, int64_t size, int64_t dst_size) {
+    return shares_of_neighbors(neighbors(a.how, scale, size, dst_size), size);
+  };
+  add_shares(a.diff_dst, shares(a.how.scale_h, a.ih, a.diff_dst.ih), shares(a.how.scale_w, a.iw, a.diff_dst.iw),
+             a.diff_src, a.nthreads);
 }
 
 }  // namespace torch_blocked

@@ -35,15 +35,51 @@ struct Pooling {
 // dst = the maxima or averages; dst's padding, and that of the indices, is zero.
 void pool(const Pooling& args);
 
-struct Upsampling {
-  BlockedImages src;
+struct Interpolation {
   UpsampleMode mode;
   bool align_corners;
   double scale_h, scale_w;  // of dst to src; not positive: by the sizes
+};
+
+struct Upsampling {
+  BlockedImages src;
+  Interpolation how;
   int64_t oh, ow;
   float* dst;  // dense; its padding is made of src's
   int64_t nthreads;
 };
 void upsample(const Upsampling& args);
+
+// ---- The gradients with respect to src: diff_src is dense, its padding is made of diff_dst's
+
+struct MaxPoolBackward {
+  int64_t planes, block;   // images times blocks
+  int64_t pixels, ih, iw;  // of a plane of diff_dst; the sizes of diff_src
+  const float* diff_dst;   // dense
+  const int64_t* indices;  // laid out as diff_dst, h * iw + w; one outside the plane is that of an empty window
+  float* diff_src;
+  int64_t nthreads;
+};
+void max_pool_backward(const MaxPoolBackward& args);
+
+struct AveragePoolBackward {
+  BlockedImages diff_dst;
+  PoolAxis h, w;  // without dilation
+  bool count_include_pad;
+  float divisor;  // as that of `Pooling`
+  int64_t ih, iw;
+  float* diff_src;
+  int64_t nthreads;
+};
+void average_pool_backward(const AveragePoolBackward& args);
+
+struct UpsampleBackward {
+  BlockedImages diff_dst;
+  Interpolation how;
+  int64_t ih, iw;
+  float* diff_src;
+  int64_t nthreads;
+};
+void upsample_backward(const UpsampleBackward& args);
 
 }  // namespace torch_blocked

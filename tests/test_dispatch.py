@@ -1678,6 +1678,59 @@ CALLS = {
     aten.max_pool2d_with_indices.default: lambda x, f: f(x, [2, 2]),
     aten.max_pool2d.default: lambda x, f: f(x, [2, 2]),
     aten.adaptive_max_pool2d.default: lambda x, f: f(x, [2, 2]),
+    aten.upsample_linear1d.default: lambda x, f: f(x, [6], False),
+    aten.upsample_trilinear3d.default: lambda x, f: f(x, [3, 5, 4], True),
+    aten.upsample_nearest1d.default: lambda x, f: f(x, [6]),
+    aten.upsample_nearest3d.default: lambda x, f: f(x, [3, 5, 4]),
+    aten._upsample_nearest_exact1d.default: lambda x, f: f(x, [6]),
+    aten._upsample_nearest_exact3d.default: lambda x, f: f(x, [3, 5, 4]),
+    aten.upsample_linear1d.vec: lambda x, f: f(x, None, False, [1.7]),
+    aten.upsample_trilinear3d.vec: lambda x, f: f(x, [3, 5, 4], True, None),
+    aten.upsample_nearest1d.vec: lambda x, f: f(x, None, [1.7]),
+    aten.upsample_nearest3d.vec: lambda x, f: f(x, None, [1.7, 2, 0.6]),
+    aten._upsample_nearest_exact1d.vec: lambda x, f: f(x, [6], None),
+    aten._upsample_nearest_exact3d.vec: lambda x, f: f(x, None, [1.7, 2, 0.6]),
+    aten.avg_pool3d.default: lambda x, f: f(x, [2, 2, 2]),
+    aten._adaptive_avg_pool3d.default: lambda x, f: f(x, [2, 3, 1]),
+    aten.max_pool3d_with_indices.default: lambda x, f: f(x, [2, 2, 2]),
+    aten.adaptive_max_pool3d.default: lambda x, f: f(x, [2, 3, 1]),
+    aten.avg_pool2d_backward.default: lambda x, f: f(x, x, [3, 3], [1, 1], [1, 1], False, True, None),
+    aten.avg_pool3d_backward.default: lambda x, f: f(x, x, [3] * 3, [1] * 3, [1] * 3, False, True, None),
+    aten._adaptive_avg_pool2d_backward.default: lambda x, f: f(x[:, :, :1, :3], x),
+    aten._adaptive_avg_pool3d_backward.default: lambda x, f: f(x[:, :, :1, :3], x),
+    aten.max_pool2d_with_indices_backward.default: lambda x, f: f(
+        x, x, *(maximum := ([3, 3], [1, 1], [1, 1], [1, 1], False)), aten.max_pool2d_with_indices(x, *maximum)[1]
+    ),
+    aten.max_pool3d_with_indices_backward.default: lambda x, f: f(
+        x, x, *(maximum := ([3] * 3, [1] * 3, [1] * 3, [1] * 3, False)), aten.max_pool3d_with_indices(x, *maximum)[1]
+    ),
+    aten.adaptive_max_pool2d_backward.default: lambda x, f: f(x, x, aten.adaptive_max_pool2d(x, x.shape[2:])[1]),
+    aten.adaptive_max_pool3d_backward.default: lambda x, f: f(x, x, aten.adaptive_max_pool3d(x, x.shape[2:])[1]),
+    **{
+        getattr(aten, name).default: lambda x, f, how=how: f(x, x.shape[2:], [*x.shape[:2], *how[0]], *how[1:])
+        for name, how in {
+            "upsample_nearest2d_backward": ([3, 2],),
+            "_upsample_nearest_exact2d_backward": ([3, 2],),
+            "upsample_bilinear2d_backward": ([3, 2], True),
+            "upsample_bicubic2d_backward": ([3, 2], True),
+            "upsample_linear1d_backward": ([3], True),
+            "upsample_trilinear3d_backward": ([3, 2, 4], True),
+            "upsample_nearest1d_backward": ([3],),
+            "upsample_nearest3d_backward": ([3, 2, 4],),
+            "_upsample_nearest_exact1d_backward": ([3],),
+            "_upsample_nearest_exact3d_backward": ([3, 2, 4],),
+        }.items()
+    },
+    aten.native_group_norm.default: lambda x, f: f(x, ones(x), None, *x.shape[:2], 20, 1, 1e-5),
+    aten.native_group_norm_backward.default: lambda x, f: f(
+        x + 1, x, torch.ones(2, 1), torch.ones(2, 1), 2 * ones(x), *x.shape[:2], 20, 1, [True, True, True]
+    ),
+    aten.instance_norm.default: lambda x, f: f(x, None, ones(x), None, None, True, 0.1, 1e-5, False),
+    aten.native_layer_norm.default: lambda x, f: f(x, x.shape[2:], torch.ones(x.shape[2:]), None, 1e-5),
+    aten.native_layer_norm_backward.default: lambda x, f: f(
+        x + 1, x, x.shape[1:], *[torch.ones(2, 1, 1, 1)] * 2, *[torch.ones(x.shape[1:])] * 2, [True, True, True]
+    ),
+    aten.expand.default: lambda x, f: f(x[:, :, :1], [3, -1, -1, 7, 5]),
     aten.view.default: lambda x, f: f(x, [-1]),
     aten._unsafe_view.default: lambda x, f: f(x, [-1, 5]),
     aten.reshape.default: lambda x, f: f(x, [5, -1]),
@@ -1753,6 +1806,8 @@ SIZES = {
     aten.squeeze_.dims: lambda c: (1, c, 1, 4, 5),
     aten._local_scalar_dense.default: lambda c: (1, 1, 1, 1),
 }
+SIZES |= {f: lambda c: (2, c, 5) for f in CALLS if "1d" in str(f)}
+SIZES |= {f: lambda c: (2, c, 3, 4, 5) for f in CALLS if "3d" in str(f)}
 
 # Overloads that have no plain answer to compare with, or are tested by themselves.
 NOT_CALLED = {

@@ -192,6 +192,111 @@ def test_upsample_reads_src_whatever_the_scale(isa, scale):
         upsample(src, (6, 5), mode, scale_h=scale, scale_w=scale)
 
 
+# ---- Gradients: the operators
+
+
+def each_pair(*tensors):
+    """The physical tensors in blocks of every size, dense and the floating ones as views, and the way back."""
+    for block, view in itertools.product(BLOCKS, (False, True)):
+        physical = [x.to(activation_format(4, block)).physical for x in tensors]
+        given = [between_nans(p) if view and p.is_floating_point() else p for p in physical]
+        yield given, lambda y, block=block: wrap(y, tensors[0], block)
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["finite", "special values"])
+@pytest.mark.parametrize("window", [*WINDOWS, *DILATED[:2]], ids=str)
+def test_max_backward(isa, guarded, window, special):
+    size, *args, ceil_mode = window
+    for channels in CHANNELS:
+        x = image(2, channels, *size, special)
+        y, indices = F.max_pool2d(x, *args, ceil_mode, return_indices=True)
+        diff = image(*y.shape, special)
+        expected = torch.ops.aten.max_pool2d_with_indices_backward(diff, x, *args, ceil_mode, indices)
+        for given, back in each_pair(diff, indices):
+            assert_same(back(library.max_pool_backward_op(*given, size)), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("index", [-1, 12, -(2**63), 2**63 - 1])
+def test_an_index_outside_the_plane_has_no_gradient(isa, guarded, index):
+    diff, indices = torch.ones(1, 2, 2, 2, 16), torch.full((1, 2, 2, 2, 16), 11)
+    indices[0, 1, 1, 1, 3] = index
+    for backward in (library.max_pool_backward_op, library.max_pool_backward_aten):
+        y = backward(diff, indices, (3, 4))
+        assert y[0, 1, 2, 3, 3] == 3 and y.sum() == diff.numel() - 1
+
+
+@pytest.mark.parametrize("count_include_pad, divisor", [(True, None), (False, None), (True, 5), (False, -3)])
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_avg_backward(isa, guarded, window, count_include_pad, divisor):
+    size, kernel, stride, padding, _, ceil_mode = window
+    how = (count_include_pad, divisor)
+    for channels, special in itertools.product(CHANNELS, (False, True)):
+        x = image(2, channels, *size)
+        diff = image(*F.avg_pool2d(x, kernel, stride, padding, ceil_mode).shape, special)
+        expected = torch.ops.aten.avg_pool2d_backward(diff, x, kernel, stride, padding, ceil_mode, *how)
+        for (given,), back in each_pair(diff):
+            y = library.avg_pool_backward_op(given, size, kernel, stride, padding, *how)
+            assert_same(back(y), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [((7, 9), (1, 1)), ((7, 9), (3, 4)), ((5, 3), (8, 7)), ((13, 13), (6, 6))], ids=str)
+def test_adaptive_backward(isa, guarded, size):
+    src_size, output_size = size
+    for channels in CHANNELS:
+        x, diff = image(2, channels, *src_size), image(2, channels, *output_size, special=True)
+        expected = torch.ops.aten._adaptive_avg_pool2d_backward(diff, x)
+        for (given,), back in each_pair(diff):
+            assert_same(back(library.avg_pool_backward_op(given, src_size)), expected, equal_nan=True)
+        indices = F.adaptive_max_pool2d(x, output_size, return_indices=True)[1]
+        expected = torch.ops.aten.adaptive_max_pool2d_backward(diff, x, indices)
+        for given, back in each_pair(diff, indices):
+            assert_same(back(library.max_pool_backward_op(*given, src_size)), expected, equal_nan=True)
+
+
+BACKWARD_MODES = {
+    "nearest": torch.ops.aten.upsample_nearest2d_backward,
+    "nearest-exact": torch.ops.aten._upsample_nearest_exact2d_backward,
+    "bilinear": lambda diff, *sizes, **how: torch.ops.aten.upsample_bilinear2d_backward(diff, *sizes, False, **how),
+    "aligned": lambda diff, *sizes, **how: torch.ops.aten.upsample_bilinear2d_backward(diff, *sizes, True, **how),
+}
+
+
+def upsample_backward(diff, size, mode, **how):
+    given = ("bilinear", True) if mode == "aligned" else (mode, False)
+    return library.upsample_backward_op(diff, size, *given, **how)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_upsample_backward(isa, guarded, mode):
+    sizes = [((1, 1), (3, 1)), ((5, 6), (10, 12)), ((5, 6), (5, 13)), ((7, 4), (3, 9)), ((6, 5), (1, 1))]
+    for channels, (src_size, output_size), special in itertools.product(CHANNELS, sizes, (False, True)):
+        diff = image(2, channels, *output_size)
+        if special:
+            diff[0, 0, 0, 0] = diff[-1, -1, -1, -1] = math.nan
+        expected = BACKWARD_MODES[mode](diff, output_size, (2, channels, *src_size))
+        for (given,), back in each_pair(diff):
+            assert_same(back(upsample_backward(given, src_size, mode)), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_upsample_backward_by_every_size_and_scale(mode):
+    for n, m in itertools.product((1, 2, 3, 7, 10, 33), (1, 2, 3, 5, 6, 9, 14, 20, 21, 66, 99, 100)):
+        diff = torch.randn(1, 8, m, 4)
+        for scale in (None, m / n, m / n + 0.03, 0.0, -1.0):
+            how = {"scales_h": scale, "scales_w": None}
+            expected = BACKWARD_MODES[mode](diff, (m, 4), (1, 8, n, 3), **how)
+            actual = upsample_backward(diff.to(tb.nChw8c).physical, (n, 3), mode, scale_h=scale, scale_w=None)
+            assert_same(wrap(actual, diff, 8), expected, msg=lambda text: f"{n=} {m=} {scale=}: {text}")  # noqa: B023
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300, math.inf, math.nan])
+def test_upsample_backward_stays_inside_whatever_the_scale(isa, guarded, scale):
+    diff = torch.ones(1, 1, 6, 5, 16)
+    for mode in MODES:
+        total = upsample_backward(diff, (3, 4), mode, scale_h=scale, scale_w=scale).sum()
+        torch.testing.assert_close(total, diff.sum())  # each pixel of diff_dst is shared out, once
+
+
 # ---- Handlers
 
 
@@ -233,22 +338,98 @@ GRADIENTS = {
     "avg": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     "adaptive avg": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
     "adaptive max": lambda x: F.adaptive_max_pool2d(x, (3, 2)),
+    "max dilated": lambda x: F.max_pool2d(x, 2, 1, 1, 2),
+    "avg ceil": lambda x: F.avg_pool2d(x, (3, 2), (2, 3), (1, 0), ceil_mode=True),
+    "avg with divisor": lambda x: F.avg_pool2d(x, 2, 1, divisor_override=-3),
+    "global avg": lambda x: F.adaptive_avg_pool2d(x, 1),
     "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "nearest exact": lambda x: F.interpolate(x, scale_factor=(1.7, 0.6), mode="nearest-exact"),
     "bilinear": lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"),
+    "bilinear aligned": lambda x: F.interpolate(x, (3, 13), mode="bilinear", align_corners=True),
+    "bicubic": lambda x: F.interpolate(x, scale_factor=1.7, mode="bicubic"),
+    "lp": lambda x: F.lp_pool2d(x.abs(), 2, 2),
+}
+OF_OTHER_RANKS = {
+    "max 1-D": (1, lambda x: F.max_pool1d(x, 3, 2, 1)),
+    "avg 1-D": (1, lambda x: F.avg_pool1d(x, 3, 2, 1)),
+    "adaptive avg 1-D": (1, lambda x: F.adaptive_avg_pool1d(x, 3)),
+    "adaptive max 1-D": (1, lambda x: F.adaptive_max_pool1d(x, 3)),
+    "nearest 1-D": (1, lambda x: F.interpolate(x, scale_factor=1.7)),
+    "nearest exact 1-D": (1, lambda x: F.interpolate(x, scale_factor=1.7, mode="nearest-exact")),
+    "linear": (1, lambda x: F.interpolate(x, scale_factor=1.7, mode="linear")),
+    "max 3-D": (3, lambda x: F.max_pool3d(x, 3, 2, 1)),
+    "avg 3-D": (3, lambda x: F.avg_pool3d(x, 3, 2, 1, count_include_pad=False)),
+    "adaptive avg 3-D": (3, lambda x: F.adaptive_avg_pool3d(x, (2, 3, 2))),
+    "global avg 3-D": (3, lambda x: F.adaptive_avg_pool3d(x, 1)),
+    "adaptive max 3-D": (3, lambda x: F.adaptive_max_pool3d(x, (2, 3, 2))),
+    "nearest 3-D": (3, lambda x: F.interpolate(x, scale_factor=1.7)),
+    "nearest exact 3-D": (3, lambda x: F.interpolate(x, scale_factor=1.7, mode="nearest-exact")),
+    "trilinear": (3, lambda x: F.interpolate(x, scale_factor=1.7, mode="trilinear")),
 }
 
 
+def check_gradient(f, x, gradient_in):
+    """Value and gradient are the plain tensor's, blocked, and nothing falls back."""
+    plain, leaf = x.clone().requires_grad_(), x.to(tb.blocked).requires_grad_()
+    expected = f(plain)
+    diff = torch.randn_like(expected)
+    with tb.count() as counts:
+        y = f(leaf)
+        y.backward(gradient_in(diff))
+    assert not counts.fallbacks
+    assert isinstance(leaf.grad, tb.BlockedTensor)
+    expected.backward(diff)
+    assert_same(y.detach(), expected.detach())
+    assert_same(leaf.grad, plain.grad)
+
+
+GRADIENTS_IN = {"blocked": lambda x: x.to(tb.blocked), "other block": lambda x: x.to(tb.format("aBcd4b"))}
+
+
+@pytest.mark.parametrize("gradient_in", GRADIENTS_IN)
 @pytest.mark.parametrize("name", GRADIENTS)
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_gradient(channels, name):
-    x = image(2, channels, 7, 8)
+def test_gradient(isa, channels, name, gradient_in):
+    check_gradient(GRADIENTS[name], image(2, channels, 7, 8), GRADIENTS_IN[gradient_in])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", OF_OTHER_RANKS)
+@pytest.mark.parametrize("channels", (1, 16, 17))
+def test_other_ranks(isa, channels, name, dtype):
+    ndim, f = OF_OTHER_RANKS[name]
+    x = torch.randn(2, channels, *(5, 7, 6)[:ndim], dtype=dtype)
+    check_gradient(f, x, GRADIENTS_IN["blocked"])
+    with torch.inference_mode(), tb.count() as counts:
+        y = f(x.to(tb.blocked))
+    assert isinstance(y, tb.BlockedTensor) and not counts.fallbacks
+    assert_same(y, f(x))
+
+
+@pytest.mark.parametrize("name", ["max", "avg", "adaptive avg", "adaptive max"])
+def test_plain_gradient(isa, name):
+    """Of a blocked x that is used by a plain tensor, the gradient that comes in is plain."""
+    x, f = image(2, 17, 7, 8), GRADIENTS[name]
     grads = []
     for leaf in (x.clone(), x.to(tb.blocked)):
-        y = GRADIENTS[name](leaf.requires_grad_())
-        weight = torch.arange(float(y.numel())).view(y.shape)
-        (y * weight).sum().backward()
+        with tb.count() as counts:
+            y = f(leaf.requires_grad_())
+            plain = y.contiguous(memory_format=torch.channels_last)
+            plain.backward(torch.arange(float(y.numel())).view(y.shape))
         grads.append(leaf.grad)
+        assert not counts.fallbacks
+    assert isinstance(grads[1], tb.BlockedTensor)
     assert_same(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("name", ["avg", "adaptive avg", "nearest", "bilinear"])
+def test_second_gradient(name):
+    x, f = image(1, 17, 5, 4), GRADIENTS[name]
+    found = []
+    for leaf in (x.clone().requires_grad_(), x.to(tb.blocked).requires_grad_()):
+        first = torch.autograd.grad(f(leaf).sin().sum(), leaf, create_graph=True)[0]
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+    assert_same(found[1], found[0])
 
 
 # ---- The operators in torch.library
@@ -265,8 +446,22 @@ CALLS = {
     "nearest": ("upsample", [P, [10, 7], "nearest"], {}),
     "nearest-exact": ("upsample", [P, [10, 7], "nearest-exact", False, 2.0, None], {}),
     "bilinear": ("upsample", [P, [10, 12], "bilinear", True], {}),
+    "max backward": ("max_pool_backward", [P, (P * 9).long() + 9, [3, 6]], {}),
+    "max backward of nothing": ("max_pool_backward", [P[:0], P[:0].long(), [3, 6]], {}),
+    "avg backward": ("avg_pool_backward", [P, [9, 12], [2, 2], [2, 2], [1, 1], False], {}),
+    "avg backward, less than ceil": ("avg_pool_backward", [P, [11, 13], [2, 3], [2, 2], [0, 1], True, 7], {}),
+    "adaptive avg backward": ("avg_pool_backward", [P, [7, 3]], {}),
+    "nearest backward": ("upsample_backward", [P, [3, 7], "nearest"], {}),
+    "nearest-exact backward": ("upsample_backward", [P, [3, 7], "nearest-exact", False, 2.0, None], {}),
+    "bilinear backward": ("upsample_backward", [P, [3, 3], "bilinear", True], {}),
+    "strided backward": ("upsample_backward", [P.transpose(2, 3)[..., ::2], [10, 3], "bilinear"], {}),
     "strided": ("upsample", [P.transpose(2, 3)[..., ::2], [10, 12], "bilinear"], {}),
 }
+
+
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+# PyTorch's own gradient of bilinear up-sampling cannot be differentiated with symbolic sizes.
+NOT_DYNAMIC = ("bilinear backward", "strided backward")
 
 
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["no grad", "grad"])
@@ -274,20 +469,27 @@ CALLS = {
 def test_opcheck(name, requires_grad):
     op, (src, *args), kwargs = CALLS[name]
     src = src.detach().clone().requires_grad_(requires_grad)
-    torch.library.opcheck(getattr(torch.ops.torch_blocked, op).default, [src, *args], kwargs)
+    checks = CHECKS[:-1] if requires_grad and name in NOT_DYNAMIC else CHECKS
+    torch.library.opcheck(getattr(torch.ops.torch_blocked, op).default, [src, *args], kwargs, test_utils=checks)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_in_aten(name):
     op, args, kwargs = CALLS[name]
     actual = getattr(torch.ops.torch_blocked, op)(*args, **kwargs)
-    expected = {"pool": library.pool_aten, "upsample": library.upsample_aten}[op](*args, **kwargs)
+    expected = getattr(library, f"{op}_aten")(*args, **kwargs)
     torch.testing.assert_close(actual, expected)
 
 
 POOL = dict(src=P, channels=20, output_size=[3, 3], mode="max", kernel=[3, 3], stride=[2, 2], padding=[1, 1],
             dilation=[1, 1])  # fmt: skip
-UPSAMPLE = dict(src=P, output_size=[3, 3], mode="nearest")
+GOOD = {
+    "pool": POOL,
+    "upsample": dict(src=P, output_size=[3, 3], mode="nearest"),
+    "max_pool_backward": dict(diff_dst=P, indices=P.long(), src_size=[5, 6]),
+    "avg_pool_backward": dict(diff_dst=P, src_size=[9, 9], kernel=[3, 3], stride=[2, 2], padding=[1, 1]),
+    "upsample_backward": dict(diff_dst=P, src_size=[3, 3], mode="nearest"),
+}
 BAD = [
     ("pool", {"src": P[0]}, ValueError, "src is"),
     ("pool", {"src": P[:, :, :0]}, ValueError, "not empty"),
@@ -313,12 +515,27 @@ BAD = [
     ("upsample", {"output_size": [-1, 2]}, ValueError, "output_size"),
     ("upsample", {"output_size": []}, ValueError, "output_size"),
     ("upsample", {"mode": "bicubic"}, ValueError, "bilinear"),
+    ("max_pool_backward", {"diff_dst": P[0]}, ValueError, "diff_dst is"),
+    ("max_pool_backward", {"diff_dst": P[..., :8]}, ValueError, "shape of diff_dst"),
+    ("max_pool_backward", {"diff_dst": P.double()}, TypeError, "float32 only"),
+    ("max_pool_backward", {"indices": P.int()}, TypeError, "int64"),
+    ("max_pool_backward", {"src_size": [0, 5]}, ValueError, "src_size"),
+    ("max_pool_backward", {"src_size": [5]}, ValueError, "src_size"),
+    ("avg_pool_backward", {"diff_dst": P[:, :, :0]}, ValueError, "not empty"),
+    ("avg_pool_backward", {"src_size": [5, 2**40]}, ValueError, "src_size"),
+    ("avg_pool_backward", {"kernel": [0, 1]}, ValueError, "kernel"),
+    ("avg_pool_backward", {"stride": []}, ValueError, "stride"),
+    ("avg_pool_backward", {"padding": [-1, 0]}, ValueError, "padding"),
+    ("avg_pool_backward", {"divisor_override": 0}, ValueError, "divisor_override"),
+    ("upsample_backward", {"diff_dst": P.half()}, TypeError, "float32 only"),
+    ("upsample_backward", {"src_size": []}, ValueError, "src_size"),
+    ("upsample_backward", {"mode": "bicubic"}, ValueError, "bilinear"),
 ]
 
 
 @pytest.mark.parametrize("name, change, error, words", BAD, ids=[f"{b[0]}-{b[3]}-{i}" for i, b in enumerate(BAD)])
 def test_refuses(name, change, error, words):
-    op, good = getattr(torch.ops.torch_blocked, name), {"pool": POOL, "upsample": UPSAMPLE}[name]
+    op, good = getattr(torch.ops.torch_blocked, name), GOOD[name]
     op(**good)
     with pytest.raises(error, match=words) as info:
         op(**{**good, **change})
@@ -336,3 +553,24 @@ def test_threads_share_the_rows():
             assert padding_is_zero(y) and torch.equal(y.to_dense(), expected)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_gradients_do_not_depend_on_the_number_of_threads():
+    diff, threads = torch.randn(3, 2, 32, 32, 16), torch.get_num_threads()
+    indices = torch.randint(64 * 64, diff.shape)
+    found = []
+    try:
+        for n in (1, 2, 3, 7):
+            torch.set_num_threads(n)
+            window = [(3, 3), (2, 2), (1, 1)]
+            found.append(
+                (
+                    library.max_pool_backward_op(diff, indices, (64, 64)),
+                    library.avg_pool_backward_op(diff, (64, 64), *window),
+                    library.upsample_backward_op(diff, (20, 23), "bilinear"),
+                )
+            )
+    finally:
+        torch.set_num_threads(threads)
+    for others in found[1:]:
+        assert all(map(torch.equal, others, found[0]))

@@ -43,6 +43,18 @@ count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)`
 ``torch_blocked::upsample(src, output_size, mode, align_corners=False, scale_h=None, scale_w=None) -> dst``
     src and dst are (n, blocks, h, w, block), float32; mode is "nearest", "nearest-exact" or "bilinear". The scales, dst
     to src, are as PyTorch's: None for those of the sizes.
+
+``torch_blocked::max_pool_backward(diff_dst, indices, src_size) -> diff_src``
+    The gradient of maxima with respect to src, float32: diff_dst and the int64 `indices` are as `pool` makes them,
+    diff_src is (n, blocks, h, w, block) with `src_size` (h, w). An index outside the plane is that of an empty window.
+
+``torch_blocked::avg_pool_backward(diff_dst, src_size, kernel=[], stride=[], padding=[], count_include_pad=True,
+divisor_override=None) -> diff_src``
+    The gradient of `pool` in mode "avg", float32, the arguments as there.
+
+``torch_blocked::upsample_backward(diff_dst, src_size, mode, align_corners=False, scale_h=None, scale_w=None) ->
+diff_src``
+    The gradient of `upsample`, float32, the arguments as there.
 """
 
 from __future__ import annotations
@@ -77,6 +89,9 @@ batch_norm_statistics_op = ops.batch_norm_statistics.default
 batch_norm_backward_op = ops.batch_norm_backward.default
 pool_op = ops.pool.default
 upsample_op = ops.upsample.default
+max_pool_backward_op = ops.max_pool_backward.default
+avg_pool_backward_op = ops.avg_pool_backward.default
+upsample_backward_op = ops.upsample_backward.default
 
 
 def set_size(cdata: int, size: Sequence[int]) -> None:
@@ -412,6 +427,68 @@ def upsample_aten(
     return plain_to_blocked(y, (0, 1, 2, 3), (1, block))
 
 
+def _as_images(physical: Tensor) -> Tensor:
+    """A batch of images of one block of channels: (n * blocks, block, h, w)."""
+    return physical.flatten(0, 1).movedim(-1, 1)
+
+
+def _from_images(images: Tensor, like: Tensor) -> Tensor:
+    return images.movedim(1, -1).unflatten(0, like.shape[:2]).clone(memory_format=torch.contiguous_format)
+
+
+def max_pool_backward_aten(diff_dst: Tensor, indices: Tensor, src_size: Sequence[int]) -> Tensor:
+    """`max_pool_backward` in ATen operations: any device, any floating dtype, differentiable."""
+    n, c_blocks, _, _, block = diff_dst.shape
+    h, w = src_size
+    inside = (indices >= 0) & (indices < h * w)
+    diffs = torch.where(inside, diff_dst, 0.0).flatten(2, 3)
+    planes = diff_dst.new_zeros(n, c_blocks, h * w, block)
+    return planes.scatter_add(2, torch.where(inside, indices, 0).flatten(2, 3), diffs).unflatten(2, (h, w))
+
+
+def avg_pool_backward_aten(
+    diff_dst: Tensor,
+    src_size: Sequence[int],
+    kernel: Sequence[int] = (),
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (),
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """`avg_pool_backward` in ATen operations: any device, any floating dtype, differentiable."""
+    diff = _as_images(diff_dst)
+    x = diff.new_zeros(*diff.shape[:2], *src_size)
+    if kernel:
+        # Rounded up there may be one window more than the caller wants.
+        size = F.avg_pool2d(x[:1, :1], kernel, stride, padding, True).shape[2:]
+        diff = F.pad(diff, [0, size[1] - diff.size(3), 0, size[0] - diff.size(2)])
+        window = (kernel, stride, padding, True, count_include_pad, divisor_override)
+        y = torch.ops.aten.avg_pool2d_backward(diff, x, *window)
+    else:
+        y = torch.ops.aten._adaptive_avg_pool2d_backward(diff, x)
+    return _from_images(y, diff_dst)
+
+
+def upsample_backward_aten(
+    diff_dst: Tensor,
+    src_size: Sequence[int],
+    mode: str,
+    align_corners: bool = False,
+    scale_h: float | None = None,
+    scale_w: float | None = None,
+) -> Tensor:
+    """`upsample_backward` in ATen operations: any device, any floating dtype, differentiable."""
+    diff = _as_images(diff_dst)
+    sizes = diff.shape[2:], [*diff.shape[:2], *src_size]
+    if mode == "bilinear":
+        y = torch.ops.aten.upsample_bilinear2d_backward(diff, *sizes, align_corners, scale_h, scale_w)
+    elif mode == "nearest":
+        y = torch.ops.aten.upsample_nearest2d_backward(diff, *sizes, scale_h, scale_w)
+    else:
+        y = torch.ops.aten._upsample_nearest_exact2d_backward(diff, *sizes, scale_h, scale_w)
+    return _from_images(y, diff_dst)
+
+
 # ---- Shape-only kernels
 
 
@@ -539,6 +616,25 @@ def _upsample_fake(
     return src.new_empty([*src.shape[:2], *output_size, src.size(4)])
 
 
+@torch.library.register_fake("torch_blocked::max_pool_backward")
+def _max_pool_backward_fake(diff_dst: Tensor, indices: Tensor, src_size: Sequence[int]) -> Tensor:
+    return diff_dst.new_empty([*diff_dst.shape[:2], *src_size, diff_dst.size(4)])
+
+
+@torch.library.register_fake("torch_blocked::avg_pool_backward")
+def _avg_pool_backward_fake(
+    diff_dst: Tensor, src_size: Sequence[int], *_: Sequence[int] | bool | int | None, **__: bool | int | None
+) -> Tensor:
+    return diff_dst.new_empty([*diff_dst.shape[:2], *src_size, diff_dst.size(4)])
+
+
+@torch.library.register_fake("torch_blocked::upsample_backward")
+def _upsample_backward_fake(
+    diff_dst: Tensor, src_size: Sequence[int], *_: str | bool | float | None, **__: bool | float | None
+) -> Tensor:
+    return diff_dst.new_empty([*diff_dst.shape[:2], *src_size, diff_dst.size(4)])
+
+
 # ---- Autograd: the vector-Jacobian product of the same in ATen operations
 
 
@@ -577,3 +673,6 @@ _register_vjp("batch_norm_statistics", batch_norm_statistics_aten)
 _register_vjp("batch_norm_backward", batch_norm_backward_aten)
 _register_vjp("pool", pool_aten)
 _register_vjp("upsample", upsample_aten)
+_register_vjp("max_pool_backward", max_pool_backward_aten)
+_register_vjp("avg_pool_backward", avg_pool_backward_aten)
+_register_vjp("upsample_backward", upsample_backward_aten)

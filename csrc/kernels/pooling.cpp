@@ -135,9 +135,42 @@ void bilinear(const UpsampleRow& a) {
   });
 }
 
+// The shares of one pixel of diff_src: sums over h of sums over w; `Width` of a row, if not 0.
+template <int Width, class Lanes>
+inline Vec sum_of_shares(const ShareRow& a, const Shares& cols, const Lanes& lanes) {
+  const int64_t width = Width ? Width : cols.count;
+  const int64_t ahead = a.rows.count * a.diff_dst.row;  // below, which the next row of diff_src reads
+  Vec sum(0.f);
+  for (int64_t h = 0; h < a.rows.count; h++) {
+    const float* const first = a.diff_dst.data + (a.rows.begin + h) * a.diff_dst.row + cols.begin * a.diff_dst.pixel;
+    Vec row_sum(0.f);
+    for (int64_t w = 0; w < width; w++) {
+      const float* const pixel = first + w * a.diff_dst.pixel;
+      __builtin_prefetch(pixel + ahead);
+      row_sum = row_sum + lanes.load(pixel) * Vec(cols.weights[w]);
+    }
+    sum = sum + row_sum * Vec(a.rows.weights[h]);
+  }
+  return sum;
+}
+
+// One row of diff_src, of averages and of up-sampling alike.
+void add_shares(const ShareRow& a) {
+  for_each_vector(a.diff_dst.block, [&](auto lanes) {
+    for (int64_t j = 0; j < a.iw; j++) {
+      const Shares& cols = a.cols[j];
+      const Vec sum = cols.count == 1   ? sum_of_shares<1>(a, cols, lanes)
+                      : cols.count == 2 ? sum_of_shares<2>(a, cols, lanes)
+                      : cols.count == 4 ? sum_of_shares<4>(a, cols, lanes)
+                                        : sum_of_shares<0>(a, cols, lanes);
+      lanes.store(sum, a.diff_src + j * a.diff_dst.block);
+    }
+  });
+}
+
 }  // namespace
 
-extern const PoolingKernels TORCH_BLOCKED_TIER_NAME(pooling_kernels) = {max, max_with_indices, average, nearest,
-                                                                        bilinear};
+extern const PoolingKernels TORCH_BLOCKED_TIER_NAME(pooling_kernels) = {max,     max_with_indices, average,
+                                                                        nearest, bilinear,         add_shares};
 
 }  // namespace torch_blocked

@@ -45,12 +45,27 @@ struct UpsampleRow {
   float* dst;  // dense
 };
 
+// The pixels of diff_dst, `count` of them from `begin` on, that one of diff_src has a share in along one axis.
+struct Shares {
+  int64_t begin, count;
+  const float* weights;  // one a pixel of diff_dst
+};
+
+struct ShareRow {
+  Plane diff_dst;
+  Shares rows;         // along h
+  const Shares* cols;  // along w, one a pixel of diff_src
+  int64_t iw;
+  float* diff_src;  // dense
+};
+
 struct PoolingKernels {
   void (*max)(const PoolRow& row);  // writes no indices
   void (*max_with_indices)(const PoolRow& row);
   void (*average)(const PoolRow& row);
   void (*nearest)(const UpsampleRow& row);
   void (*bilinear)(const UpsampleRow& row);
+  void (*add_shares)(const ShareRow& row);
 };
 TORCH_BLOCKED_DECLARE_KERNELS(PoolingKernels, pooling_kernels);
 

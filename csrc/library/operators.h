@@ -48,6 +48,11 @@ std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, int64_t channels, IntArra
                                     bool count_include_pad, std::optional<int64_t> divisor_override, bool indices);
 Tensor upsample_cpu(const Tensor& src, IntArrayRef output_size, c10::string_view mode, bool align_corners,
                     std::optional<double> scale_h, std::optional<double> scale_w);
+Tensor max_pool_backward_cpu(const Tensor& diff_dst, const Tensor& indices, IntArrayRef src_size);
+Tensor avg_pool_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, IntArrayRef kernel, IntArrayRef stride,
+                             IntArrayRef padding, bool count_include_pad, std::optional<int64_t> divisor_override);
+Tensor upsample_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, c10::string_view mode, bool align_corners,
+                             std::optional<double> scale_h, std::optional<double> scale_w);
 
 // ---- memory (tensors.cpp)
 

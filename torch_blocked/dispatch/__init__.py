@@ -11,6 +11,7 @@ FAMILIES = (
     "normalization",
     "pointwise",
     "pooling",
+    "pooling_backward",
     "reduction",
     "shape",
     "structural",

@@ -1,11 +1,12 @@
 """Pooling and resampling over H, W: `torch_blocked::pool` and `torch_blocked::upsample`, float32 on the CPU.
 
-For the rest a blocked tensor is, block by block, a batch of channels_last images.
+For the rest, 1-D and 3-D among it, a blocked tensor is, block by block, a batch of channels_last images.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,40 +27,58 @@ aten = torch.ops.aten
 # ---- As a batch of images
 
 
-def _images(x: BlockedTensor) -> Tensor:
-    """(n, c / b, h, w, b) as (n * c / b, b, h, w), strides channels_last: a view where the outer axes merge."""
-    return x._physical.flatten(0, 1).permute(0, 3, 1, 2)
+def images_of(physical: Tensor) -> Tensor:
+    """(n, c / b, ..., b) as (n * c / b, b, ...), strides channels_last: a view where the outer axes merge."""
+    return physical.flatten(0, 1).movedim(-1, 1)
 
 
-def _blocked(images: Tensor, x: BlockedTensor) -> BlockedTensor:
-    """The way back, for images of any size."""
-    physical = images.permute(0, 2, 3, 1).contiguous().unflatten(0, x._physical.shape[:2])
-    return _like(physical, x)
+def blocked_of(images: Tensor, x: BlockedTensor) -> BlockedTensor:
+    """The way back, for images of any size and the blocks of `x`."""
+    return like(images.movedim(1, -1).contiguous().unflatten(0, x._physical.shape[:2]), x)
 
 
-def _like(physical: Tensor, x: BlockedTensor) -> BlockedTensor:
-    src, dst = x.shape, physical.shape
-    return BlockedTensor(physical, x._blocking, (src[0], src[1], dst[2], dst[3]))
+def like(physical: Tensor, x: BlockedTensor) -> BlockedTensor:
+    """A physical tensor of other spatial sizes and the blocks of `x`."""
+    return BlockedTensor(physical, x._blocking, (*x.shape[:2], *physical.shape[2:-1]))
 
 
-def is_blocked_image(x: Tensor) -> bool:
-    """Whether `x` is 4-D with one block of channels."""
-    return isinstance(x, BlockedTensor) and x.dim() == 4 and len(x._blocking) == 1 and x._blocking.axes == (1,)
+@functools.cache
+def spatial_dims(func: OpOverload) -> int:
+    """1 of `upsample_linear1d`, 2 of `avg_pool2d`, ..."""
+    return int(re.search(r"(\d)d", func._schema.name)[1])
 
 
-@register(aten.upsample_bicubic2d.default)
+def is_blocked_image(func: OpOverload, x: Tensor) -> bool:
+    """Whether `x` is not empty, of as many dims as `func` takes batches of, with one block of channels."""
+    if not isinstance(x, BlockedTensor) or x.dim() != 2 + spatial_dims(func) or not x.numel():
+        return False
+    return len(x._blocking) == 1 and x._blocking.axes == (1,)
+
+
+@register(
+    aten.upsample_bicubic2d.default,
+    aten.avg_pool3d.default,
+    aten._adaptive_avg_pool3d.default,
+    aten.upsample_linear1d.default,
+    aten.upsample_trilinear3d.default,
+    aten.upsample_nearest1d.default,
+    aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact3d.default,
+)
 def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
     """An operator that treats each channel alike and makes zero of zeros."""
-    if not is_blocked_image(x) or not x.numel():
+    if not is_blocked_image(func, x):
         return fallback(func, x, *args, **kwargs)
-    return _blocked(func(_images(x), *args, **kwargs), x)
+    return blocked_of(func(images_of(x._physical), *args, **kwargs), x)
 
 
+@register(aten.max_pool3d_with_indices.default, aten.adaptive_max_pool3d.default)
 def max_of_images(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
     """Values and indices, both blocked. An index counts within its plane, whatever the format."""
-    if not is_blocked_image(x) or not x.numel():
+    if not is_blocked_image(func, x):
         return fallback(func, x, *args, **kwargs)
-    values, indices = (_blocked(images, x) for images in func(_images(x), *args, **kwargs))
+    values, indices = (blocked_of(images, x) for images in func(images_of(x._physical), *args, **kwargs))
     for y in (values, indices):  # the maximum of zeros is at some index, that of an empty window -inf
         clear_padding(y._physical, y._blocking, y.shape)
     return values, indices
@@ -164,7 +183,7 @@ def _max_pool(
     if not size or min(size) < 1:
         return None
     dst, found = library.pool_op(x._physical, x.size(1), size, "max", *window, indices=indices)
-    return (_like(dst, x), _like(found, x)) if indices else (_like(dst, x),)
+    return (like(dst, x), like(found, x)) if indices else (like(dst, x),)
 
 
 @register(aten.avg_pool2d.default)
@@ -186,12 +205,12 @@ def avg_pool(
     if not size or min(size) < 1 or divisor_override == 0:
         return fallback(func, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     dst, _ = library.pool_op(x._physical, x.size(1), size, "avg", *window, count_include_pad, divisor_override)
-    return _like(dst, x)
+    return like(dst, x)
 
 
 def global_average(x: BlockedTensor) -> BlockedTensor:
     """The averages over H, W, (n, c, 1, 1), of an `x` that has a kernel."""
-    return _like(library.pool_op(x._physical, x.size(1), (1, 1), "avg")[0], x)
+    return like(library.pool_op(x._physical, x.size(1), (1, 1), "avg")[0], x)
 
 
 @register(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)
@@ -201,7 +220,7 @@ def adaptive_avg_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> Te
         return per_channel(func, x, output_size)
     if len(output_size) != 2 or min(output_size) < 1:
         return fallback(func, x, output_size)
-    return _like(library.pool_op(x._physical, x.size(1), output_size, "avg")[0], x)
+    return like(library.pool_op(x._physical, x.size(1), output_size, "avg")[0], x)
 
 
 @register(aten.adaptive_max_pool2d.default)
@@ -212,7 +231,7 @@ def adaptive_max_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> tu
     if len(output_size) != 2 or min(output_size) < 1:
         return fallback(func, x, output_size)
     dst, found = library.pool_op(x._physical, x.size(1), output_size, "max", indices=True)
-    return _like(dst, x), _like(found, x)
+    return like(dst, x), like(found, x)
 
 
 _NEAREST = {aten.upsample_nearest2d.default: "nearest", aten._upsample_nearest_exact2d.default: "nearest-exact"}
@@ -231,7 +250,7 @@ def upsample_nearest(
         return per_channel(func, x, output_size, scales_h, scales_w)
     if len(output_size) != 2 or min(output_size) < 1:
         return fallback(func, x, output_size, scales_h, scales_w)
-    return _like(library.upsample_op(x._physical, output_size, _NEAREST[func], False, scales_h, scales_w), x)
+    return like(library.upsample_op(x._physical, output_size, _NEAREST[func], False, scales_h, scales_w), x)
 
 
 @register(aten.upsample_bilinear2d.default)
@@ -248,7 +267,7 @@ def upsample_bilinear(
         return per_channel(func, x, output_size, align_corners, scales_h, scales_w)
     if len(output_size) != 2 or min(output_size) < 1:
         return fallback(func, x, output_size, align_corners, scales_h, scales_w)
-    return _like(library.upsample_op(x._physical, output_size, "bilinear", align_corners, scales_h, scales_w), x)
+    return like(library.upsample_op(x._physical, output_size, "bilinear", align_corners, scales_h, scales_w), x)
 
 
 _WHOLE = {
@@ -256,6 +275,12 @@ _WHOLE = {
     aten._upsample_nearest_exact2d.vec: aten._upsample_nearest_exact2d.default,
     aten.upsample_bilinear2d.vec: aten.upsample_bilinear2d.default,
     aten.upsample_bicubic2d.vec: aten.upsample_bicubic2d.default,
+    aten.upsample_linear1d.vec: aten.upsample_linear1d.default,
+    aten.upsample_trilinear3d.vec: aten.upsample_trilinear3d.default,
+    aten.upsample_nearest1d.vec: aten.upsample_nearest1d.default,
+    aten.upsample_nearest3d.vec: aten.upsample_nearest3d.default,
+    aten._upsample_nearest_exact1d.vec: aten._upsample_nearest_exact1d.default,
+    aten._upsample_nearest_exact3d.vec: aten._upsample_nearest_exact3d.default,
 }
 
 
@@ -265,9 +290,10 @@ def upsample_whole(
 ) -> Tensor:
     """What `inference_mode` delivers, not yet taken apart: a size or factors."""
     *align_corners, scales = align_corners_and_scales
-    if x.dim() != 4 or (output_size is None) == (scales is None) or len(output_size or scales) != 2:
+    ndim = spatial_dims(func)
+    if x.dim() != 2 + ndim or (output_size is None) == (scales is None) or len(output_size or scales) != ndim:
         return fallback(func, x, output_size, *align_corners_and_scales)
     if output_size is None:
         output_size = [torch.sym_int(n * scale) for n, scale in zip(x.shape[2:], scales, strict=True)]
     whole = _WHOLE[func]
-    return look_up(whole)(whole, x, output_size, *align_corners, *(scales or (None, None)))
+    return look_up(whole)(whole, x, output_size, *align_corners, *(scales or [None] * ndim))

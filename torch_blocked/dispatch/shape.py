@@ -34,11 +34,23 @@ def view(func: OpOverload, x: BlockedTensor, size: list[int]) -> Tensor:
     size = infer_size(size, x.numel())
     if tuple(size) == tuple(x.shape):
         return BlockedTensor(x._physical, x._blocking, x.shape)
+    if _regroups(x, size):
+        physical = x._physical.view(size[0], size[1] // x._physical.size(-1), *x._physical.shape[2:])
+        return BlockedTensor(physical, x._blocking, size)
     plain = merge_axes(x)
     if plain is not None and plain.is_contiguous():
         counting.record_left()
         return plain.view(size)
     return reorder.to_plain(x).view(size)
+
+
+def _regroups(x: BlockedTensor, size: list[int]) -> bool:
+    """Whether `size` only moves whole blocks of channels between images, as instance_norm does."""
+    if len(x._blocking) != 1 or x._blocking.axes != (1,) or len(size) != x.dim() or tuple(size[2:]) != x.shape[2:]:
+        return False
+    block, outer = x._physical.size(-1), x._physical
+    merges = outer.stride(0) == outer.size(1) * outer.stride(1) or 1 in outer.shape[:2]
+    return merges and x.size(1) % block == 0 and size[1] % block == 0 and x.numel() > 0
 
 
 @register(aten.permute.default)
@@ -174,6 +186,19 @@ def unsqueeze(func: OpOverload, x: BlockedTensor, dim: int) -> BlockedTensor:
     dim = canonicalize_dim(x.dim() + 1, dim)
     blocking = shifted(x._blocking, {d: d + (d >= dim) for d in range(x.dim())})
     return BlockedTensor(func(x._physical, dim), blocking, (*x.shape[:dim], 1, *x.shape[dim:]))
+
+
+@register(aten.expand.default)
+def expand(func: OpOverload, x: BlockedTensor, size: list[int], implicit: bool = False) -> Tensor:
+    """Axes of one repeated, new ones in front: a view where the blocked axes stay as they are."""
+    ahead = len(size) - x.dim()
+    new = [x.size(d - ahead) if n == -1 and d >= ahead else n for d, n in enumerate(size)]
+    fits = ahead >= 0 and all(new[d + ahead] == n or (n == 1 and new[d + ahead] >= 0) for d, n in enumerate(x.shape))
+    if not fits or min(new) < 0 or any(new[axis + ahead] != x.size(axis) for axis in x._blocking.axes):
+        return fallback(func, x, size, implicit=implicit)
+    outer = [x._physical.size(d - ahead) if d - ahead in x._blocking.axes else n for d, n in enumerate(new)]
+    physical = func(x._physical, [*outer, *x._physical.shape[x.dim() :]])
+    return BlockedTensor(physical, shifted(x._blocking, {d: d + ahead for d in range(x.dim())}), tuple(new))
 
 
 @register(aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims)
