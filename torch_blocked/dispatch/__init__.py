@@ -6,7 +6,18 @@ imports the registry itself.
 
 import importlib
 
-FAMILIES = ("convolution", "normalization", "pointwise", "pooling", "reduction", "shape", "structural", "views")
+FAMILIES = (
+    "along",
+    "convolution",
+    "indexing",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "reduction",
+    "shape",
+    "structural",
+    "views",
+)
 
 
 def load() -> None:
