@@ -7,7 +7,9 @@ imports the registry itself.
 import importlib
 
 FAMILIES = (
+    "along",
     "convolution",
+    "indexing",
     "normalization",
     "pointwise",
     "pooling",

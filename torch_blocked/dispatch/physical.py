@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from torch_blocked import reorder
 from torch_blocked.memory_desc import Blocking
@@ -15,6 +18,31 @@ def clear_padding(physical: Tensor, blocking: Blocking, size: torch.Size) -> Ten
     for part in padding_of(physical, blocking, size):
         part.zero_()
     return physical
+
+
+def fill_padding(x: BlockedTensor, axes: list[int], value: object) -> Tensor:
+    """The physical tensor with `value` in its padding, a copy, where one of `axes` is padded; as it is elsewhere."""
+    if not any(x.size(a) % x._blocking.block(a) for a in axes):
+        return x._physical
+    physical = x._physical.clone()
+    for part in padding_of(physical, x._blocking, x.shape):
+        part.fill_(value)
+    return physical
+
+
+def physical_dims(x: BlockedTensor, axes: list[int]) -> list[int]:
+    """The dims of the physical tensor that hold the axes: theirs, and their inner blocks."""
+    return [*axes, *(x.dim() + i for i, a in enumerate(x._blocking.inner_idxs) if a in axes)]
+
+
+def bound(func: OpOverload, args: tuple, kwargs: dict) -> dict[str, object]:
+    """The arguments by name, without those left out."""
+    return dict(zip(_names(func), args, strict=False)) | kwargs
+
+
+@functools.cache
+def _names(func: OpOverload) -> tuple[str, ...]:
+    return tuple(a.name for a in func._schema.arguments)
 
 
 def operand(x: object, blocking: Blocking, size: torch.Size) -> object:

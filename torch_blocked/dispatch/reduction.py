@@ -1,6 +1,13 @@
-"""Reductions over axes that are not blocked: the same reduction of the physical tensor."""
+"""Reductions: the same reduction of the physical tensor, over the outer dim and the inner blocks of each axis.
+
+What is left of a blocked tensor stays blocked; without a blocked axis, and of two axes or fewer, it is plain. Where a
+reduced axis is padded, the padding is first filled with what changes no answer: zero for a sum, -inf for a maximum.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,38 +15,246 @@ from torch._ops import OpOverload
 from torch._prims_common import canonicalize_dim
 
 from torch_blocked.dispatch.fallback import fallback
-from torch_blocked.dispatch.physical import clear_padding, shifted
+from torch_blocked.dispatch.physical import bound, clear_padding, fill_padding, physical_dims, shifted
 from torch_blocked.dispatch.pooling import global_average, has_kernel
 from torch_blocked.dispatch.registry import register
-from torch_blocked.dispatch.shape import as_plain
+from torch_blocked.dispatch.shape import plain_if_small
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 
+# (x, the reduced axes, keywords of the operator) -> the reduced physical tensor or tensors, all dims kept.
+Reducer = Callable[..., object]
 
-def _reduce_physical(func: OpOverload, physical: Tensor, dims: list[int], keepdim: bool, kwargs: dict) -> Tensor:
+
+# ---- The numbers that change no answer
+
+
+def lowest(dtype: torch.dtype) -> float | int | bool:
+    """What no element is below."""
+    return False if dtype == torch.bool else -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype) -> float | int | bool:
+    """What no element is above."""
+    return True if dtype == torch.bool else math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _minus_infinity(dtype: torch.dtype) -> float:
+    return -math.inf
+
+
+# ---- Reducers
+
+
+def _over(op: Callable[..., object], physical: Tensor, dims: list[int], **kwargs: object) -> object:
     """Neighbouring axes as one, where they lie so: ATen's loops over one axis are several times faster."""
     first, last = dims[0], dims[-1]
     neighbours = len(dims) == last - first + 1 > 1
     if not neighbours or any(physical.stride(d) != physical.size(d + 1) * physical.stride(d + 1) for d in dims[:-1]):
-        return func(physical, dims, keepdim, **kwargs)
-    reduced = func(physical.flatten(first, last), [first], False, **kwargs)
-    return reduced.reshape(*reduced.shape[:first], *[1] * len(dims), *reduced.shape[first:]) if keepdim else reduced
+        return op(physical, dim=dims, keepdim=True, **kwargs)
+    reduced = op(physical.flatten(first, last), dim=[first], keepdim=True, **kwargs)
+    kept = (1,) * len(dims)
+    if isinstance(reduced, Tensor):
+        return reduced.unflatten(first, kept)
+    return tuple(part.unflatten(first, kept) for part in reduced)
 
 
-@register(aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default)
-def reduce(
-    func: OpOverload, x: BlockedTensor, dim: list[int] | None = (), keepdim: bool = False, **kwargs: object
-) -> Tensor:
-    """Over H, W, N: blocked, without the reduced axes if not kept; of two axes or fewer plain, for what follows."""
-    dims = [canonicalize_dim(x.dim(), d) for d in ([dim] if isinstance(dim, int) else dim or [])]
-    if not dims or len(set(dims)) != len(dims) or not x.numel() or any(d in x._blocking.axes for d in dims):
-        return fallback(func, x, dim or [], keepdim, **kwargs)
-    if func is aten.mean.dim and sorted(dims) == [2, 3] and keepdim and not kwargs and has_kernel(x):
+def _filled(op: Callable[..., object], neutral: Callable[[torch.dtype], object] | None = None) -> Reducer:
+    """The reducer of an operator to which `neutral(dtype)`, zero if None, makes no difference."""
+
+    def reducer(x: BlockedTensor, axes: list[int], **kwargs: object) -> object:
+        physical = x._physical if neutral is None else fill_padding(x, axes, neutral(x.dtype))
+        return _over(op, physical, physical_dims(x, axes), **kwargs)
+
+    return reducer
+
+
+def _count(x: BlockedTensor, axes: list[int]) -> int:
+    return math.prod(x.size(a) for a in axes)
+
+
+def _is_padded(x: BlockedTensor, axes: list[int]) -> bool:
+    return any(x.size(a) % x._blocking.block(a) for a in axes)
+
+
+def _accurate(dtype: torch.dtype) -> torch.dtype:
+    """What ATen sums in."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _mean(x: BlockedTensor, axes: list[int], dtype: torch.dtype | None = None) -> Tensor:
+    dims, dtype = physical_dims(x, axes), dtype or x.dtype
+    if not _is_padded(x, axes) or not (dtype.is_floating_point or dtype.is_complex):  # ATen refuses integers
+        return _over(aten.mean.dim, x._physical, dims, dtype=dtype)
+    total = _over(aten.sum.dim_IntList, x._physical, dims, dtype=_accurate(dtype))
+    return (total / _count(x, axes)).to(dtype)
+
+
+def _variance_and_mean(x: BlockedTensor, axes: list[int], correction: float | None = None) -> tuple[Tensor, Tensor]:
+    """In two passes, as the zeros of the padding are as far from the mean as any value."""
+    dims = physical_dims(x, axes)
+    if not _is_padded(x, axes):
+        return _over(aten.var_mean.correction, x._physical, dims, correction=correction)
+    physical, count = x._physical.to(_accurate(x.dtype)), _count(x, axes)
+    mean = physical.sum(dims, True) / count
+    centred = clear_padding((physical - mean).abs(), x._blocking, x.shape)
+    freedom = max(count - (1 if correction is None else correction), 0)
+    variance = centred.square_().sum(dims, True) / freedom
+    return variance.to(x.dtype.to_real()), mean.to(x.dtype)
+
+
+def _moments(choose: Callable[[Tensor, Tensor], object]) -> Reducer:
+    return lambda x, axes, **kwargs: choose(*_variance_and_mean(x, axes, **kwargs))
+
+
+def _vector_norm(x: BlockedTensor, axes: list[int], ord: float = 2, dtype: torch.dtype | None = None) -> Tensor:
+    """Zero is neutral, but to norms of negative order, where the least element counts most."""
+    physical = fill_padding(x, axes, math.inf) if ord < 0 else x._physical
+    return _over(aten.linalg_vector_norm.default, physical, physical_dims(x, axes), ord=ord, dtype=dtype)
+
+
+def _norm(x: BlockedTensor, axes: list[int], p: float | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    return _vector_norm(x, axes, 2 if p is None else p, dtype)
+
+
+def _prod(physical: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None = None) -> Tensor:
+    for d in dim:
+        physical = aten.prod.dim_int(physical, d, keepdim, dtype=dtype)
+    return physical
+
+
+def _count_nonzero(physical: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+    return physical.ne(0).sum(dim, keepdim)
+
+
+def _one(dtype: torch.dtype) -> int:
+    return 1
+
+
+_amax, _amin = _filled(aten.amax.default, lowest), _filled(aten.amin.default, highest)
+_sum, _product, _nonzeros = _filled(aten.sum.dim_IntList), _filled(_prod, _one), _filled(_count_nonzero)
+_all, _any = _filled(aten.all.dims, _one), _filled(aten.any.dims)
+
+REDUCERS: dict[OpOverload, Reducer] = {
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
+    aten.nansum.default: _filled(aten.nansum.default),
+    aten.mean.default: _mean,
+    aten.mean.dim: _mean,
+    aten.amax.default: _amax,
+    aten.max.default: _amax,
+    aten.amin.default: _amin,
+    aten.min.default: _amin,
+    aten.aminmax.default: lambda x, axes: (_amin(x, axes), _amax(x, axes)),
+    aten.all.default: _all,
+    aten.all.dim: _all,
+    aten.all.dims: _all,
+    aten.any.default: _any,
+    aten.any.dim: _any,
+    aten.any.dims: _any,
+    aten.prod.default: _product,
+    aten.prod.dim_int: _product,
+    aten.count_nonzero.default: _nonzeros,
+    aten.count_nonzero.dim_IntList: _nonzeros,
+    aten.logsumexp.default: _filled(aten.logsumexp.default, _minus_infinity),
+    aten.linalg_vector_norm.default: _vector_norm,
+    aten.norm.Scalar: _norm,
+    aten.norm.ScalarOpt_dim: _norm,
+    aten.norm.ScalarOpt_dim_dtype: _norm,
+    aten.norm.ScalarOpt_dtype: _norm,
+    aten.var.correction: _moments(lambda variance, mean: variance),
+    aten.std.correction: _moments(lambda variance, mean: variance.sqrt()),
+    aten.var_mean.correction: _moments(lambda variance, mean: (variance, mean)),
+    aten.std_mean.correction: _moments(lambda variance, mean: (variance.sqrt(), mean)),
+}
+
+# To all others an empty list of axes means all.
+_OVER_NOTHING = {aten.all.dims, aten.any.dims, aten.logsumexp.default}
+_OF_ANY_DTYPE = {_sum, _mean, _product, _nonzeros, _all, _any, _vector_norm, _norm}
+
+
+# ---- Handlers
+
+
+def _axes(x: BlockedTensor, dim: int | Sequence[int] | None) -> list[int]:
+    """The reduced axes in their order, by default all; none where PyTorch says what is wrong."""
+    given = [dim] if isinstance(dim, int) else dim or range(x.dim())
+    axes = sorted(canonicalize_dim(x.dim(), d) for d in given)
+    return axes if len(set(axes)) == len(axes) else []
+
+
+def _answer(x: BlockedTensor, physical: Tensor, axes: list[int], keepdim: bool) -> Tensor:
+    """From the reduced physical tensor, all dims kept."""
+    ndim, blocking = x.dim(), x._blocking
+    inner = [ndim + i for i, a in enumerate(blocking.inner_idxs) if a in axes]
+    physical = physical.squeeze([*inner, *([] if keepdim else axes)])
+    kept = [d for d in range(ndim) if keepdim or d not in axes]
+    left = type(blocking)(tuple((a, b) for a, b in blocking if a not in axes))
+    if not left:
+        return physical
+    left = shifted(left, {d: i for i, d in enumerate(kept)})
+    size = tuple(1 if d in axes else x.size(d) for d in kept)
+    return plain_if_small(BlockedTensor(clear_padding(physical, left, size), left, size))
+
+
+@register(*REDUCERS)
+def reduce(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
+    """Over any axes, all by default."""
+    values = bound(func, args, kwargs)
+    x, dim, keepdim = values.pop("self"), values.pop("dim", None), values.pop("keepdim", False)
+    reducer, axes = REDUCERS[func], [] if dim == [] and func in _OVER_NOTHING else _axes(x, dim)
+    fits = x.dtype.is_floating_point or (
+        reducer in _OF_ANY_DTYPE if x.is_complex() else func is not aten.logsumexp.default
+    )
+    if not axes or not x.numel() or not fits:
+        return fallback(func, *args, **kwargs)
+    if func is aten.mean.dim and axes == [2, 3] and keepdim and not values and has_kernel(x):
         return global_average(x)
-    physical = _reduce_physical(func, x._physical, sorted(dims), keepdim, kwargs)
-    kept = [d for d in range(x.dim()) if keepdim or d not in dims]
-    size = tuple(1 if d in dims else x.size(d) for d in kept)
-    blocking = shifted(x._blocking, {d: i for i, d in enumerate(kept)})
-    y = BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
-    return y if len(size) > 2 else as_plain(y).contiguous()
+    reduced = reducer(x, axes, **values)
+    if isinstance(reduced, Tensor):
+        return _answer(x, reduced, axes, keepdim)
+    return tuple(_answer(x, part, axes, keepdim) for part in reduced)
+
+
+# Which of them, and what the padding is filled with.
+ARGUMENTS_OF_EXTREMES = {
+    aten.max.dim: (aten.max.dim, lowest),
+    aten.argmax.default: (aten.max.dim, lowest),
+    aten.min.dim: (aten.min.dim, highest),
+    aten.argmin.default: (aten.min.dim, highest),
+}
+
+
+@register(*ARGUMENTS_OF_EXTREMES)
+def reduce_to_index(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, Tensor]:
+    """The extreme and where it is first, over one axis; over all, its index in the row-major plain tensor."""
+    values = bound(func, args, kwargs)
+    x, dim, keepdim = values["self"], values.get("dim"), values.get("keepdim", False)
+    op, neutral = ARGUMENTS_OF_EXTREMES[func]
+    axes, answers_both = _axes(x, dim), func is op
+    if not x.numel() or not axes or x.is_complex() or (x.dtype == torch.bool and not answers_both):
+        return fallback(func, *args, **kwargs)
+    extreme, index = fill_padding(x, axes, neutral(x.dtype)), None
+    for d, stride in _digits(x, axes):
+        extreme, at = op(extreme, d, True)
+        index = at * stride if index is None else index.gather(d, at) + at * stride
+    index = _answer(x, index, axes, keepdim)
+    return (_answer(x, extreme, axes, keepdim), index) if answers_both else index
+
+
+def _digits(x: BlockedTensor, axes: list[int]) -> list[tuple[int, int]]:
+    """The physical dims of the axes with what a step along each adds to the row-major index, least first.
+
+    The first extreme along one, then along the next, is the first of all in row-major order.
+    """
+    digits, step = [], 1
+    for axis in reversed(axes):
+        below = step
+        for i in reversed(range(len(x._blocking))):
+            if x._blocking.inner_idxs[i] == axis:
+                digits.append((x.dim() + i, below))
+                below *= x._blocking.inner_blks[i]
+        digits.append((axis, below))
+        step *= x.size(axis)
+    return digits

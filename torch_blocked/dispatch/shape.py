@@ -28,15 +28,26 @@ def as_plain(x: BlockedTensor) -> Tensor:
     return plain
 
 
+def plain_if_small(x: BlockedTensor) -> Tensor:
+    """`x`, but plain where it has two axes or fewer: what follows is seldom a convolution."""
+    return x if x.dim() > 2 else as_plain(x).contiguous()
+
+
 @register(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(func: OpOverload, x: BlockedTensor, size: list[int]) -> Tensor:
-    """Another shape: plain. No copy where the bytes are those of a plain tensor, as after global pooling."""
+    """Another shape: blocked where only axes of one come or go, else plain.
+
+    No copy where the bytes are those of a plain tensor, as after global pooling.
+    """
     size = infer_size(size, x.numel())
     if tuple(size) == tuple(x.shape):
         return BlockedTensor(x._physical, x._blocking, x.shape)
     if _regroups(x, size):
         physical = x._physical.view(size[0], size[1] // x._physical.size(-1), *x._physical.shape[2:])
         return BlockedTensor(physical, x._blocking, size)
+    same = _view_with_ones(x, size) if len(size) > 2 else None
+    if same is not None:
+        return same
     plain = merge_axes(x)
     if plain is not None and plain.is_contiguous():
         counting.record_left()
@@ -51,6 +62,23 @@ def _regroups(x: BlockedTensor, size: list[int]) -> bool:
     block, outer = x._physical.size(-1), x._physical
     merges = outer.stride(0) == outer.size(1) * outer.stride(1) or 1 in outer.shape[:2]
     return merges and x.size(1) % block == 0 and size[1] % block == 0 and x.numel() > 0
+
+
+def _view_with_ones(x: BlockedTensor, size: list[int]) -> BlockedTensor | None:
+    """`x` in a size that differs from its own by axes of one that are not blocked; None of any other."""
+    outer, mapping, at = [1] * len(size), {}, 0
+    for d, n in enumerate(x.shape):
+        if n == 1 and x._blocking.block(d) == 1:
+            continue
+        while n != 1 and at < len(size) and size[at] == 1:
+            at += 1
+        if at == len(size) or size[at] != n:
+            return None
+        outer[at], mapping[d], at = x._physical.size(d), at, at + 1
+    if any(n != 1 for n in size[at:]):
+        return None
+    physical = x._physical.view([*outer, *x._blocking.inner_blks])
+    return BlockedTensor(physical, shifted(x._blocking, mapping), tuple(size))
 
 
 @register(aten.permute.default)
@@ -123,10 +151,13 @@ def select(func: OpOverload, x: BlockedTensor, dim: int, index: int) -> Tensor:
     if block == 1:
         blocking = shifted(x._blocking, {d: d - (d > dim) for d in range(x.dim())})
         return BlockedTensor(physical, blocking, (*x.shape[:dim], *x.shape[dim + 1 :]))
-    if len(x._blocking) > 1:
+    if x._blocking.axes != (dim,):
         return fallback(func, x, dim, index)
+    for b in x._blocking.inner_blks:  # the first of the inner dims left
+        block //= b
+        physical = physical.select(x.dim() - 1, index % n // block % b)
     counting.record_left()
-    return physical.select(-1, index % n % block)
+    return physical
 
 
 def _resized(x: Tensor, dim: int, n: int) -> tuple[int, ...]:
@@ -178,6 +209,14 @@ def cat(func: OpOverload, tensors: list[Tensor], dim: int = 0) -> Tensor:
         return fallback(func, tensors, dim)
     physical = func([reorder.to_blocking(x, blocking) for x in joined], dim)
     return BlockedTensor(physical, blocking, _resized(first, dim, sum(x.size(dim) for x in joined)))
+
+
+@register(aten.stack.default)
+def stack(func: OpOverload, tensors: list[Tensor], dim: int = 0) -> Tensor:
+    """Joined along a new axis."""
+    if len({(x.shape, x.dtype) for x in tensors}) > 1:
+        return fallback(func, tensors, dim)
+    return torch.cat([x.unsqueeze(dim) for x in tensors], dim)
 
 
 @register(aten.unsqueeze.default)
