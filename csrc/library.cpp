@@ -79,7 +79,7 @@ TORCH_LIBRARY(torch_blocked, m) {
       "batch_norm_backward(Tensor diff_dst, Tensor src, Tensor? weight, Tensor mean, Tensor invstd, bool "
       "training) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "pool(Tensor src, SymInt channels, SymInt[] output_size, str mode, int[] kernel=[], int[] stride=[], "
+      "pool(Tensor src, SymInt channels, SymInt[] output_size, str mode, int[] kernel_size=[], int[] stride=[], "
       "int[] padding=[], int[] dilation=[], bool count_include_pad=True, int? divisor_override=None, "
       "bool indices=False) -> (Tensor, Tensor)");
   m.def(
@@ -87,7 +87,7 @@ TORCH_LIBRARY(torch_blocked, m) {
       "float? scale_w=None) -> Tensor");
   m.def("max_pool_backward(Tensor diff_dst, Tensor indices, SymInt[] src_size) -> Tensor");
   m.def(
-      "avg_pool_backward(Tensor diff_dst, SymInt[] src_size, int[] kernel=[], int[] stride=[], int[] padding=[], "
+      "avg_pool_backward(Tensor diff_dst, SymInt[] src_size, int[] kernel_size=[], int[] stride=[], int[] padding=[], "
       "bool count_include_pad=True, int? divisor_override=None) -> Tensor");
   m.def(
       "upsample_backward(Tensor diff_dst, SymInt[] src_size, str mode, bool align_corners=False, float? scale_h=None, "

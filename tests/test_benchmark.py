@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import torch_blocked as tb
 from torch_blocked.__main__ import main
-from torch_blocked.benchmark import conv, machine, measure, pool, reorder, report
+from torch_blocked.benchmark import conv, machine, measure, models, pool, reorder, report, train
 from torch_blocked.benchmark.shapes import SETS, parse_layer
 
 ROOT = Path(__file__).parent.parent
@@ -117,7 +117,86 @@ def test_pool_marks_fallbacks(bench, monkeypatch):
     assert found["rows"][0]["fallbacks"] and re.search(r"fractional_max_pool .* fallback\n", text)
 
 
+def tiny():
+    """What `bench train --model test_benchmark:tiny` makes."""
+    norm, pool = torch.nn.BatchNorm2d(17), torch.nn.AdaptiveAvgPool2d(1)
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 17, 3), norm, pool, torch.nn.Flatten(), torch.nn.Linear(17, 5))
+
+
+def test_train(bench):
+    text, found = bench("train", "--model", "test_benchmark:tiny", "resnet18", "--batch", "2", "--image", "32")
+    assert [(row["name"], row["n"]) for row in found["rows"]] == [("test_benchmark:tiny", 2), ("resnet18", 2)]
+    for row in found["rows"]:
+        assert row["name"] in text and "vs_channels_last" in row
+        for name, times in row["peers"].items():
+            assert set(times) == {"step", *train.PHASES} and min(times.values()) > 0, name
+        assert row["ms"] == row["peers"]["blocked"]["step"]
+        assert row["vs_nchw"] == pytest.approx(row["peers"]["nchw"]["step"] / row["ms"])
+
+
+@pytest.mark.parametrize("fallbacks, note", [(["aten.b", "aten.a"], "fallback: aten.a, aten.b"), ([], None)])
+def test_train_names_fallbacks(monkeypatch, fallbacks, note):
+    def step():
+        for name in fallbacks:
+            train.tb.counting.record_fallback(name)
+        return (1.0, 2.0, 3.0)
+
+    monkeypatch.setattr(train, "contestants", lambda case: {"blocked": step, "nchw": lambda: (2.0, 3.0, 4.0)})
+    row = train.measure(train.Case("net", tiny, 1, 8), rounds=1)
+    assert row.get("note") == note and row["fallbacks"] == dict.fromkeys(fallbacks, 1)
+    assert (row["ms"], row["backward_ms"], row["vs_nchw"]) == (6000, 2000, 1.5)
+
+
+def test_train_contestants_take_the_same_step():
+    steps = train.contestants(train.Case("tiny", tiny, 3, 9))
+    losses = {name: [] for name in steps}
+    cross_entropy = F.cross_entropy
+    for name, step in steps.items():
+        with pytest.MonkeyPatch.context() as patch:
+            kept = losses[name]
+            patch.setattr(train.F, "cross_entropy", lambda *a, kept=kept: kept.append(cross_entropy(*a)) or kept[-1])
+            for _ in range(3):
+                assert len(step()) == len(train.PHASES)
+    for name in losses:
+        torch.testing.assert_close(losses[name], losses["nchw"], rtol=1e-4, atol=1e-5)
+    assert losses["nchw"][2] < losses["nchw"][0]
+
+
 # ---- every row that ships can be run
+
+# The parameters of torchvision's models of these names (U-Net: of the usual one with two classes), and some names.
+PARAMETERS = {
+    "resnet18": (11_689_512, "layer2.0.downsample.0.weight layer4.1.bn2.running_var fc.bias"),
+    "resnet50": (25_557_032, "layer1.2.conv3.weight layer3.0.downsample.1.bias"),
+    "vgg16_bn": (138_365_992, "features.40.weight features.41.running_mean classifier.3.weight classifier.6.bias"),
+    "mobilenet_v2": (
+        3_504_872,
+        "features.1.conv.1.weight features.17.conv.3.bias features.18.1.bias",
+    ),
+    "densenet121": (7_978_856, "features.denseblock3.denselayer24.conv2.weight features.transition1.norm.bias"),
+    "squeezenet1_1": (1_235_496, "features.12.expand3x3.bias classifier.1.weight"),
+    "efficientnet_b0": (5_288_548, "features.1.0.block.1.fc1.bias features.6.3.block.3.1.weight classifier.1.weight"),
+    "unet": (31_037_698, "up.0.weight head.bias"),
+}
+
+
+def test_models_have_torchvisions_parameters():
+    assert list(PARAMETERS) == list(models.MODELS)
+    for name, (count, names) in PARAMETERS.items():
+        with torch.device("meta"):
+            model = models.MODELS[name]()
+            size = model.eval()(torch.empty(2, 3, 64, 96)).shape
+        assert sum(p.numel() for p in model.parameters()) == count, name
+        assert set(names.split()) <= set(model.state_dict()), name
+        assert size == ((2, 2, 64, 96) if name == "unet" else (2, 1000))
+
+
+def test_models_are_seeded():
+    state = torch.get_rng_state()
+    one, same, other = (models.make_model("squeezenet1_1", seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    parameters = zip(one.parameters(), same.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(p, q) and not torch.equal(p, r) for p, q, r in parameters if p.dim() > 1)
 
 
 def test_layers():
@@ -260,6 +339,14 @@ WRONG = {
     "bench conv --layer ic3ih8oc4kh3sh0": "is not a convolution",
     "bench reorder --dtype f8": "invalid choice: 'f8'",
     "bench reorder --match nothing": "no row's name contains 'nothing'",
+    "bench train --model nothing": "unknown model 'nothing'",
+    "bench train --model no.module:f": "No module named 'no'",
+    "bench train --model torch.nn:nothing": "no attribute 'nothing'",
+    "bench train --model torch:float32": "is no function",
+    "bench train --model json:dumps": "TypeError: dumps() missing",
+    "bench train --model torch.nn:Identity": "no torch.nn.Module with parameters",
+    "bench train --model resnet18 --image 7 --batch 0": "'0' is not a positive number",
+    "bench train --model vgg16_bn --image 8": "does not make logits of 3x8x8 images",
     "bench pool --json no/such/folder/file": "is not a file in a folder that exists",
 }
 

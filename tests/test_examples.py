@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -15,7 +17,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re
 
 
 def run(*arguments: str) -> str:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    ).stdout
 
 
 def test_conv_relu_chain():
@@ -41,6 +45,46 @@ def test_resnet50(tmp_path, with_checkpoint):
     assert float(re.search(r"largest difference: (\S+)", text)[1]) < 1e-4
     assert "reorders 0, fallbacks 0, tensors that left the blocked format 1" in text
     assert all(f"\n{name} " in text for name in ("plain", "channels_last", "blocked"))
+
+
+def test_train_digits():
+    text = run("examples/train_digits.py")
+    curves = re.findall(r"\n +(\d+) +([\d.]+) +[\d.]+%\W+([\d.]+) +[\d.]+%", text)
+    assert [int(epoch) for epoch, *_ in curves] == list(range(1, 16))
+    for _, plain, blocked in curves[:3]:
+        assert float(blocked) == pytest.approx(float(plain), rel=0.1)
+    for name in ("plain", "blocked"):
+        assert len(re.findall(rf"^{name} +epoch", text, re.MULTILINE)) == 15
+        assert float(re.search(rf"\n{name}: ([\d.]+)%", text)[1]) >= 98
+
+
+def test_train_digits_without_matplotlib(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "examples/train_digits.py", "--plot", str(tmp_path / "curves.png")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2 and done.stderr == "--plot needs matplotlib: pip install matplotlib\n"
+
+
+def test_digits_are_what_their_text_says():
+    with numpy.load(ROOT / "examples/digits.npz") as file:
+        images, labels = file["images"], file["labels"]
+    assert images.shape == (1797, 8, 8) and images.dtype == labels.dtype == numpy.uint8
+    assert (images.min(), images.max()) == (0, 16) and set(labels) == set(range(10))
+    assert "CC BY 4.0" in (ROOT / "examples/digits.txt").read_text()
+
+
+@pytest.mark.parametrize("blocked", ["parameters", "activations"])
+def test_train_ddp(blocked):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    text = run(*torchrun, "examples/train_ddp.py", "--epochs", "4", "--blocked", blocked)
+    epochs = re.findall(r"epoch +\d/4 +loss ([\d.]+) +test +([\d.]+)%", text)
+    assert len(epochs) == 4 and float(epochs[3][0]) < 0.1 and float(epochs[3][1]) > 90
+
+
+def test_train_ddp_without_torchrun():
+    done = subprocess.run([sys.executable, "examples/train_ddp.py"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "torchrun --standalone" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))

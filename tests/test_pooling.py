@@ -481,13 +481,13 @@ def test_the_same_in_aten(name):
     torch.testing.assert_close(actual, expected)
 
 
-POOL = dict(src=P, channels=20, output_size=[3, 3], mode="max", kernel=[3, 3], stride=[2, 2], padding=[1, 1],
+POOL = dict(src=P, channels=20, output_size=[3, 3], mode="max", kernel_size=[3, 3], stride=[2, 2], padding=[1, 1],
             dilation=[1, 1])  # fmt: skip
 GOOD = {
     "pool": POOL,
     "upsample": dict(src=P, output_size=[3, 3], mode="nearest"),
     "max_pool_backward": dict(diff_dst=P, indices=P.long(), src_size=[5, 6]),
-    "avg_pool_backward": dict(diff_dst=P, src_size=[9, 9], kernel=[3, 3], stride=[2, 2], padding=[1, 1]),
+    "avg_pool_backward": dict(diff_dst=P, src_size=[9, 9], kernel_size=[3, 3], stride=[2, 2], padding=[1, 1]),
     "upsample_backward": dict(diff_dst=P, src_size=[3, 3], mode="nearest"),
 }
 BAD = [

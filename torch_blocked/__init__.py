@@ -7,6 +7,7 @@ x.to(tb.blocked)          # a BlockedTensor in the fastest format for this CPU
 """
 
 from torch_blocked import dispatch as _dispatch
+from torch_blocked import distributed as _distributed  # noqa: F401 - what it registers on import
 from torch_blocked import formats as _formats
 from torch_blocked.counting import Counters, count, counters, reset_counters
 from torch_blocked.dispatch.convolution import Algorithm, algorithm

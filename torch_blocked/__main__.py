@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_blocked info | bench conv | bench reorder | bench pool``."""
+"""The command line: ``python -m torch_blocked info | bench conv | bench reorder | bench pool | bench train``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from torch_blocked.benchmark import conv, machine, pool, reorder
+from torch_blocked.benchmark import conv, machine, pool, reorder, train
 from torch_blocked.benchmark.report import UsageError
 
 
@@ -30,6 +30,7 @@ COMMANDS = {
     "bench conv": Command("convolutions against F.conv2d and oneDNN's operator", conv.add_arguments, conv.run),
     "bench reorder": Command("reorders against memcpy and .contiguous()", reorder.add_arguments, reorder.run),
     "bench pool": Command("pooling and up-sampling against F on plain tensors", pool.add_arguments, pool.run),
+    "bench train": Command("training steps against NCHW and channels_last", train.add_arguments, train.run),
 }
 
 

@@ -34,7 +34,7 @@ diff_bias)``
     The gradients of batch normalization, (src - mean) * invstd * weight + bias; where `training`, the statistics are
     src's own.
 
-``torch_blocked::pool(src, channels, output_size, mode, kernel=[], stride=[], padding=[], dilation=[],
+``torch_blocked::pool(src, channels, output_size, mode, kernel_size=[], stride=[], padding=[], dilation=[],
 count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)``
     Windows over h and w, float32; all lists are (h, w). src is (n, ceil(channels / block), h, w, block), dst that of
     `output_size`: the caller rounds. mode is "max" (of nothing -inf) or "avg"; without a kernel the windows are those
@@ -48,7 +48,7 @@ count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)`
     The gradient of maxima with respect to src, float32: diff_dst and the int64 `indices` are as `pool` makes them,
     diff_src is (n, blocks, h, w, block) with `src_size` (h, w). An index outside the plane is that of an empty window.
 
-``torch_blocked::avg_pool_backward(diff_dst, src_size, kernel=[], stride=[], padding=[], count_include_pad=True,
+``torch_blocked::avg_pool_backward(diff_dst, src_size, kernel_size=[], stride=[], padding=[], count_include_pad=True,
 divisor_override=None) -> diff_src``
     The gradient of `pool` in mode "avg", float32, the arguments as there.
 
@@ -382,7 +382,7 @@ def pool_aten(
     channels: int,
     output_size: Sequence[int],
     mode: str,
-    kernel: Sequence[int] = (),
+    kernel_size: Sequence[int] = (),
     stride: Sequence[int] = (),
     padding: Sequence[int] = (),
     dilation: Sequence[int] = (),
@@ -394,10 +394,12 @@ def pool_aten(
     blocking = (1, int(src.size(-1)))
     x = blocked_to_plain(src, (src.size(0), channels, *src.shape[2:4]), blocking)
     if mode == "max":
-        window = (kernel, stride, padding, dilation, True)
-        ys = F.max_pool2d_with_indices(x, *window) if kernel else F.adaptive_max_pool2d_with_indices(x, output_size)
-    elif kernel:
-        ys = (F.avg_pool2d(x, kernel, stride, padding, True, count_include_pad, divisor_override),)
+        window = (kernel_size, stride, padding, dilation, True)
+        ys = (
+            F.max_pool2d_with_indices(x, *window) if kernel_size else F.adaptive_max_pool2d_with_indices(x, output_size)
+        )
+    elif kernel_size:
+        ys = (F.avg_pool2d(x, kernel_size, stride, padding, True, count_include_pad, divisor_override),)
     else:
         ys = (F.adaptive_avg_pool2d(x, output_size),)
     # Rounded up there may be one window more than the caller wants.
@@ -449,7 +451,7 @@ def max_pool_backward_aten(diff_dst: Tensor, indices: Tensor, src_size: Sequence
 def avg_pool_backward_aten(
     diff_dst: Tensor,
     src_size: Sequence[int],
-    kernel: Sequence[int] = (),
+    kernel_size: Sequence[int] = (),
     stride: Sequence[int] = (),
     padding: Sequence[int] = (),
     count_include_pad: bool = True,
@@ -458,11 +460,11 @@ def avg_pool_backward_aten(
     """`avg_pool_backward` in ATen operations: any device, any floating dtype, differentiable."""
     diff = _as_images(diff_dst)
     x = diff.new_zeros(*diff.shape[:2], *src_size)
-    if kernel:
+    if kernel_size:
         # Rounded up there may be one window more than the caller wants.
-        size = F.avg_pool2d(x[:1, :1], kernel, stride, padding, True).shape[2:]
+        size = F.avg_pool2d(x[:1, :1], kernel_size, stride, padding, True).shape[2:]
         diff = F.pad(diff, [0, size[1] - diff.size(3), 0, size[0] - diff.size(2)])
-        window = (kernel, stride, padding, True, count_include_pad, divisor_override)
+        window = (kernel_size, stride, padding, True, count_include_pad, divisor_override)
         y = torch.ops.aten.avg_pool2d_backward(diff, x, *window)
     else:
         y = torch.ops.aten._adaptive_avg_pool2d_backward(diff, x)
@@ -597,7 +599,7 @@ def _pool_fake(
     channels: int,
     output_size: Sequence[int],
     mode: str,
-    kernel: Sequence[int] = (),
+    kernel_size: Sequence[int] = (),
     stride: Sequence[int] = (),
     padding: Sequence[int] = (),
     dilation: Sequence[int] = (),

@@ -227,19 +227,6 @@ def unsqueeze(func: OpOverload, x: BlockedTensor, dim: int) -> BlockedTensor:
     return BlockedTensor(func(x._physical, dim), blocking, (*x.shape[:dim], 1, *x.shape[dim:]))
 
 
-@register(aten.expand.default)
-def expand(func: OpOverload, x: BlockedTensor, size: list[int], implicit: bool = False) -> Tensor:
-    """Axes of one repeated, new ones in front: a view where the blocked axes stay as they are."""
-    ahead = len(size) - x.dim()
-    new = [x.size(d - ahead) if n == -1 and d >= ahead else n for d, n in enumerate(size)]
-    fits = ahead >= 0 and all(new[d + ahead] == n or (n == 1 and new[d + ahead] >= 0) for d, n in enumerate(x.shape))
-    if not fits or min(new) < 0 or any(new[axis + ahead] != x.size(axis) for axis in x._blocking.axes):
-        return fallback(func, x, size, implicit=implicit)
-    outer = [x._physical.size(d - ahead) if d - ahead in x._blocking.axes else n for d, n in enumerate(new)]
-    physical = func(x._physical, [*outer, *x._physical.shape[x.dim() :]])
-    return BlockedTensor(physical, shifted(x._blocking, {d: d + ahead for d in range(x.dim())}), tuple(new))
-
-
 @register(aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims)
 def squeeze(func: OpOverload, x: BlockedTensor, dim: int | list[int] | None = None) -> Tensor:
     """Axes of one removed: a view, plain where two or fewer are left and one set of strides can say them."""
