@@ -16,14 +16,15 @@ from torch._prims_common import canonicalize_dim
 
 from torch_blocked import reorder
 from torch_blocked.dispatch.fallback import fallback
-from torch_blocked.dispatch.physical import bound, clear_padding, fill_padding, lead, physical_dims, shifted
+from torch_blocked.dispatch.physical import accurate, bound, clear_padding, fill_padding, lead, physical_dims, shifted
 from torch_blocked.dispatch.registry import register
 from torch_blocked.dispatch.shape import plain_if_small
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 
-SEVERAL_STEPS = [
+# Over blocks these fall back.
+WITHOUT_BLOCKS = [
     aten.cummax.default,
     aten.cummin.default,
     aten.logcumsumexp.default,
@@ -43,9 +44,7 @@ SEVERAL_STEPS = [
 def _exponentials(x: BlockedTensor, axis: int) -> tuple[Tensor, Tensor, list[int]]:
     """x less its greatest element, and the sum of the exponentials, in float32 at least."""
     dims = physical_dims(x, [axis])
-    physical = fill_padding(x, [axis], -math.inf)
-    if x.dtype in (torch.float16, torch.bfloat16):
-        physical = physical.float()
+    physical = fill_padding(x, [axis], -math.inf).to(accurate(x.dtype))
     below = physical - physical.amax(dims, True)
     return below, below.exp().sum(dims, True), dims
 
@@ -65,14 +64,15 @@ def _cumulative(op: OpOverload, combine: Callable[[Tensor, Tensor], Tensor]) -> 
 
     def cumulative(x: BlockedTensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
         outer, *inner = physical_dims(x, [axis])
-        result = op(x._physical, inner[-1], dtype=dtype)
+        dtype = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
+        result = op(x._physical, inner[-1], dtype=accurate(dtype))
         for d in [*reversed(inner[:-1]), outer]:
             last = result
             for i in inner:
                 last = last.narrow(i, last.size(i) - 1, 1) if i > d or d == outer else last
             before = op(last, d).narrow(d, 0, result.size(d) - 1)
             combine(result.narrow(d, 1, result.size(d) - 1), before)
-        return result
+        return result.to(dtype)
 
     return cumulative
 
@@ -99,7 +99,12 @@ def _like(x: BlockedTensor, axis: int, physical: Tensor) -> Tensor:
     return plain_if_small(BlockedTensor(clear_padding(physical, blocking, tuple(size)), blocking, tuple(size)))
 
 
-@register(*SEVERAL_STEPS, *OVER_BLOCKS)
+def _takes(x: BlockedTensor, values: dict[str, object]) -> bool:
+    """Whether PyTorch does: softmax is of floats, and widens them on other devices only."""
+    return "half_to_float" not in values or (x.is_floating_point() and not values["half_to_float"])
+
+
+@register(*WITHOUT_BLOCKS, *OVER_BLOCKS)
 def along(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, Tensor]:
     """The answers are blocked as x is."""
     values = bound(func, args, kwargs)
@@ -109,7 +114,7 @@ def along(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[T
         return fallback(func, *args, **kwargs)
     if x._blocking.block(axis) == 1:
         result = func(x._physical, dim=axis, **values)
-    elif func in OVER_BLOCKS and (x.is_floating_point() or "softmax" not in func._schema.name):
+    elif func in OVER_BLOCKS and _takes(x, values):
         result = OVER_BLOCKS[func](x, axis, **values)
     else:
         return fallback(func, *args, **kwargs)
@@ -141,6 +146,6 @@ def softmax_gradient(func: OpOverload, grad: Tensor, y: Tensor, dim: int, input_
     if first._blocking.block(dim) == 1:
         physical = func(*operands, dim, input_dtype)
     else:
-        accurate = torch.float32 if y.dtype in (torch.float16, torch.bfloat16) else y.dtype
-        physical = GRADIENTS[func](*(t.to(accurate) for t in operands), physical_dims(first, [dim])).to(y.dtype)
+        operands = [t.to(accurate(y.dtype)) for t in operands]
+        physical = GRADIENTS[func](*operands, physical_dims(first, [dim])).to(y.dtype)
     return _like(first, dim, physical)

@@ -33,7 +33,8 @@ def _take(x: BlockedTensor, axis: int, index: Tensor) -> BlockedTensor:
     if block == 1:
         return BlockedTensor(x._physical.index_select(axis, index), x._blocking, size)
     blocks = x._blocking.inner_blks
-    padded = torch.nn.functional.pad(index, (0, -index.numel() % block)).view(-1, *blocks)
+    padded = torch.nn.functional.pad(index, (0, -index.numel() % block))
+    padded = padded.view(padded.numel() // block, *blocks)
     within = [padded % math.prod(blocks[i:]) // math.prod(blocks[i + 1 :]) for i in range(len(blocks))]
     # The outer dim beside the inner ones, so that ATen's indexing leaves them there.
     last = -1 - len(blocks)
@@ -166,7 +167,7 @@ _PAD_GRADIENTS = [getattr(aten, f"{mode}_pad{d}d_backward") for mode in _PADDED 
 def pad_from_itself(func: OpOverload, x: BlockedTensor, padding: list[int]) -> Tensor:
     """Reflected at the borders, or these repeated: over axes that are not blocked."""
     axes = _padded_axes(func, x.shape, padding, x._blocking)
-    if axes is None:
+    if axes is None or x.dtype == torch.bool:
         return fallback(func, x, padding)
     for axis, index in axes:
         x = _take(x, axis, index.to(x.device))
@@ -205,15 +206,21 @@ def index_select(func: OpOverload, x: Tensor, dim: int, index: Tensor) -> Tensor
     return _take(x, axis, index)
 
 
+def _only_index(x: Tensor, indices: list[Tensor | None]) -> tuple[int, Tensor] | None:
+    """The axis and the list of indices or bools along it, where that is all there is."""
+    given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
+    fits = len(indices) <= x.dim() and len(given) == 1 and given[0][1].dim() == 1
+    return (given[0][0], reorder.to_plain(given[0][1])) if fits else None
+
+
 @register(aten.index.Tensor)
 def index(func: OpOverload, x: Tensor, indices: list[Tensor | None]) -> Tensor:
     """One list of indices, or of bools, along an axis that is not blocked."""
-    given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
-    fits = isinstance(x, BlockedTensor) and len(given) == 1 and given[0][1].dim() == 1
-    if not fits or x._blocking.block(given[0][0]) > 1:
+    given = _only_index(x, indices) if isinstance(x, BlockedTensor) else None
+    if given is None or x._blocking.block(given[0]) > 1:
         return fallback(func, x, indices)
-    axis, values = given[0]
-    physical = func(x._physical, [*[None] * axis, reorder.to_plain(values)])
+    axis, values = given
+    physical = func(x._physical, [*[None] * axis, values])
     return BlockedTensor(physical, x._blocking, _resized(x, axis, physical.size(axis)))
 
 
@@ -247,15 +254,14 @@ def index_put(
     func: OpOverload, x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """As `index`, of values as large as what is written to."""
-    given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
-    first = lead((x, values))
-    fits = first is not None and len(given) == 1 and given[0][1].dim() == 1 and given[0][1].dtype != torch.bool
-    if not fits or not _fit_outside(given[0][0], (x, values), first) or values.size(given[0][0]) != len(given[0][1]):
+    given, first = _only_index(x, indices), lead((x, values))
+    if given is None or first is None or given[1].dtype == torch.bool:
         return fallback(func, x, indices, values, accumulate)
-    blocking, axis = first._blocking, given[0][0]
-    at = [*[None] * axis, reorder.to_plain(given[0][1])]
-    physical = func(reorder.to_blocking(x, blocking), at, reorder.to_blocking(values, blocking), accumulate)
-    return BlockedTensor(physical, blocking, x.shape)
+    (axis, at), blocking = given, first._blocking
+    if not _fit_outside(axis, (x, values), first) or values.size(axis) != at.numel():
+        return fallback(func, x, indices, values, accumulate)
+    operands = reorder.to_blocking(x, blocking), [*[None] * axis, at], reorder.to_blocking(values, blocking)
+    return BlockedTensor(func(*operands, accumulate), blocking, x.shape)
 
 
 def _fit_outside(axis: int, tensors: tuple[Tensor, ...], first: BlockedTensor) -> bool:
@@ -296,8 +302,8 @@ def triangle(func: OpOverload, x: BlockedTensor, diagonal: int = 0) -> Tensor:
     ndim = x.dim()
     if ndim < 2 or max(x._blocking.axes) > ndim - 3:
         return fallback(func, x, diagonal)
-    kept = func(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device), diagonal)
-    physical = torch.where(kept[(..., *[None] * len(x._blocking))], x._physical, 0)
+    gone = ~func(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device), diagonal)
+    physical = x._physical.masked_fill(gone[(..., *[None] * len(x._blocking))], 0)
     return BlockedTensor(physical, x._blocking, x.shape)
 
 
@@ -316,6 +322,8 @@ def _zeros_around(
 def select_backward(func: OpOverload, grad: BlockedTensor, input_sizes: list[int], dim: int, index: int) -> Tensor:
     """Of `select` along an axis that is not blocked; along a blocked one the gradient is plain."""
     axis = canonicalize_dim(len(input_sizes), dim)
+    if (*input_sizes[:axis], *input_sizes[axis + 1 :]) != grad.shape:
+        return fallback(func, grad, input_sizes, dim, index)  # PyTorch says what is wrong
     blocking = shifted(grad._blocking, {d: d + (d >= axis) for d in range(grad.dim())})
     return _zeros_around(grad, blocking, input_sizes, lambda physical: physical.select(axis, index))
 
@@ -326,11 +334,31 @@ def slice_backward(
 ) -> Tensor:
     """Of `slice` along an axis that is not blocked, or at block borders."""
     axis = canonicalize_dim(len(input_sizes), dim)
-    start, end, step = slice(start, end, step).indices(input_sizes[axis])
-    block = grad._blocking.block(axis)
-    if block > 1 and (step != 1 or start % block or (end % block and end != input_sizes[axis])):
+    n, block = input_sizes[axis], grad._blocking.block(axis)
+    first, last, _ = slice(start, end, max(step, 1)).indices(n)
+    fits = (*input_sizes[:axis], len(range(first, last, max(step, 1))), *input_sizes[axis + 1 :]) == grad.shape
+    at_borders = block == 1 or (step == 1 and first % block == 0 and (last % block == 0 or last == n))
+    if step < 1 or not fits or not at_borders:
         return fallback(func, grad, input_sizes, dim, start, end, step)
-    end = -(-max(start, end) // block)
+    first, last = first // block, -(-max(first, last) // block)
     return _zeros_around(
-        grad, grad._blocking, input_sizes, lambda physical: aten.slice.Tensor(physical, axis, start // block, end, step)
+        grad, grad._blocking, input_sizes, lambda physical: aten.slice.Tensor(physical, axis, first, last, step)
     )
+
+
+@register(aten.diagonal_backward.default)
+def diagonal_backward(
+    func: OpOverload, grad: BlockedTensor, input_sizes: list[int], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    """Of `diagonal` over two axes that are not blocked."""
+    ndim = len(input_sizes)
+    axes = [canonicalize_dim(ndim, d) for d in (dim1, dim2)]
+    kept = [d for d in range(ndim) if d not in axes]
+    if grad.dim() - 1 in grad._blocking.axes or [input_sizes[d] for d in kept] != list(grad.shape[:-1]):
+        return fallback(func, grad, input_sizes, offset, dim1, dim2)
+    blocking = shifted(grad._blocking, dict(enumerate(kept)))
+
+    def place(physical: Tensor) -> Tensor:
+        return physical.diagonal(offset, *axes).movedim(-1, ndim - 2)
+
+    return _zeros_around(grad, blocking, input_sizes, place)

@@ -35,6 +35,11 @@ def physical_dims(x: BlockedTensor, axes: list[int]) -> list[int]:
     return [*axes, *(x.dim() + i for i, a in enumerate(x._blocking.inner_idxs) if a in axes)]
 
 
+def accurate(dtype: torch.dtype) -> torch.dtype:
+    """What ATen accumulates elements of this dtype in, in float32 at least."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def bound(func: OpOverload, args: tuple, kwargs: dict) -> dict[str, object]:
     """The arguments by name, without those left out."""
     return dict(zip(_names(func), args, strict=False)) | kwargs

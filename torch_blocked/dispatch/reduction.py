@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch._prims_common import canonicalize_dim
 
 from torch_blocked.dispatch.fallback import fallback
-from torch_blocked.dispatch.physical import bound, clear_padding, fill_padding, physical_dims, shifted
+from torch_blocked.dispatch.physical import accurate, bound, clear_padding, fill_padding, physical_dims, shifted
 from torch_blocked.dispatch.pooling import global_average, has_kernel
 from torch_blocked.dispatch.registry import register
 from torch_blocked.dispatch.shape import plain_if_small
@@ -78,16 +78,11 @@ def _is_padded(x: BlockedTensor, axes: list[int]) -> bool:
     return any(x.size(a) % x._blocking.block(a) for a in axes)
 
 
-def _accurate(dtype: torch.dtype) -> torch.dtype:
-    """What ATen sums in."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def _mean(x: BlockedTensor, axes: list[int], dtype: torch.dtype | None = None) -> Tensor:
     dims, dtype = physical_dims(x, axes), dtype or x.dtype
     if not _is_padded(x, axes) or not (dtype.is_floating_point or dtype.is_complex):  # ATen refuses integers
         return _over(aten.mean.dim, x._physical, dims, dtype=dtype)
-    total = _over(aten.sum.dim_IntList, x._physical, dims, dtype=_accurate(dtype))
+    total = _over(aten.sum.dim_IntList, x._physical, dims, dtype=accurate(dtype))
     return (total / _count(x, axes)).to(dtype)
 
 
@@ -96,7 +91,7 @@ def _variance_and_mean(x: BlockedTensor, axes: list[int], correction: float | No
     dims = physical_dims(x, axes)
     if not _is_padded(x, axes):
         return _over(aten.var_mean.correction, x._physical, dims, correction=correction)
-    physical, count = x._physical.to(_accurate(x.dtype)), _count(x, axes)
+    physical, count = x._physical.to(accurate(x.dtype)), _count(x, axes)
     mean = physical.sum(dims, True) / count
     centred = clear_padding((physical - mean).abs(), x._blocking, x.shape)
     freedom = max(count - (1 if correction is None else correction), 0)
@@ -119,9 +114,10 @@ def _norm(x: BlockedTensor, axes: list[int], p: float | None = None, dtype: torc
 
 
 def _prod(physical: Tensor, dim: list[int], keepdim: bool, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = dtype or (physical.dtype if physical.is_floating_point() or physical.is_complex() else torch.int64)
     for d in dim:
-        physical = aten.prod.dim_int(physical, d, keepdim, dtype=dtype)
-    return physical
+        physical = aten.prod.dim_int(physical, d, keepdim, dtype=accurate(dtype))
+    return physical.to(dtype)
 
 
 def _count_nonzero(physical: Tensor, dim: list[int], keepdim: bool) -> Tensor:
@@ -132,21 +128,26 @@ def _one(dtype: torch.dtype) -> int:
     return 1
 
 
+def _aminmax(x: BlockedTensor, axes: list[int]) -> tuple[Tensor, Tensor]:
+    return _amin(x, axes), _amax(x, axes)
+
+
 _amax, _amin = _filled(aten.amax.default, lowest), _filled(aten.amin.default, highest)
-_sum, _product, _nonzeros = _filled(aten.sum.dim_IntList), _filled(_prod, _one), _filled(_count_nonzero)
+_sum, _nansum = _filled(aten.sum.dim_IntList), _filled(aten.nansum.default)
+_product, _nonzeros = _filled(_prod, _one), _filled(_count_nonzero)
 _all, _any = _filled(aten.all.dims, _one), _filled(aten.any.dims)
 
 REDUCERS: dict[OpOverload, Reducer] = {
     aten.sum.default: _sum,
     aten.sum.dim_IntList: _sum,
-    aten.nansum.default: _filled(aten.nansum.default),
+    aten.nansum.default: _nansum,
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
     aten.amax.default: _amax,
     aten.max.default: _amax,
     aten.amin.default: _amin,
     aten.min.default: _amin,
-    aten.aminmax.default: lambda x, axes: (_amin(x, axes), _amax(x, axes)),
+    aten.aminmax.default: _aminmax,
     aten.all.default: _all,
     aten.all.dim: _all,
     aten.all.dims: _all,
@@ -171,7 +172,8 @@ REDUCERS: dict[OpOverload, Reducer] = {
 
 # To all others an empty list of axes means all.
 _OVER_NOTHING = {aten.all.dims, aten.any.dims, aten.logsumexp.default}
-_OF_ANY_DTYPE = {_sum, _mean, _product, _nonzeros, _all, _any, _vector_norm, _norm}
+_OF_INTEGERS = {_sum, _mean, _nansum, _product, _nonzeros, _all, _any, _amax, _amin, _aminmax}
+_OF_COMPLEX = {_sum, _mean, _product, _nonzeros, _all, _any, _vector_norm, _norm}
 
 
 # ---- Handlers
@@ -204,9 +206,7 @@ def reduce(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[
     values = bound(func, args, kwargs)
     x, dim, keepdim = values.pop("self"), values.pop("dim", None), values.pop("keepdim", False)
     reducer, axes = REDUCERS[func], [] if dim == [] and func in _OVER_NOTHING else _axes(x, dim)
-    fits = x.dtype.is_floating_point or (
-        reducer in _OF_ANY_DTYPE if x.is_complex() else func is not aten.logsumexp.default
-    )
+    fits = x.is_floating_point() or reducer in (_OF_COMPLEX if x.is_complex() else _OF_INTEGERS)
     if not axes or not x.numel() or not fits:
         return fallback(func, *args, **kwargs)
     if func is aten.mean.dim and axes == [2, 3] and keepdim and not values and has_kernel(x):

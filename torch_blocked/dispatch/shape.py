@@ -251,3 +251,34 @@ def squeeze(func: OpOverload, x: BlockedTensor, dim: int | list[int] | None = No
         physical = physical.squeeze(d)
     blocking: Blocking = shifted(x._blocking, {d: i for i, d in enumerate(kept)})
     return BlockedTensor(physical, blocking, tuple(x.size(d) for d in kept))
+
+
+# What they write to becomes their view of itself.
+_OUT_OF_PLACE = {
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.transpose_.default: aten.transpose.int,
+}
+
+
+@register(*_OUT_OF_PLACE)
+def view_in_place(func: OpOverload, x: BlockedTensor, *dim: object) -> BlockedTensor:
+    """Axes changed in place, as PyTorch's composite operators do; where the view would be plain it is an error."""
+    y = _OUT_OF_PLACE[func](x, *dim)
+    if not isinstance(y, BlockedTensor):
+        return fallback(func, x, *dim)
+    x.data = y
+    return x
+
+
+@register(aten.diagonal.default)
+def diagonal(func: OpOverload, x: BlockedTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The diagonal of two axes, neither blocked, as a new last axis: a view."""
+    ndim, axes = x.dim(), [canonicalize_dim(x.dim(), d) for d in (dim1, dim2)]
+    if axes[0] == axes[1] or any(d in x._blocking.axes for d in axes):
+        return fallback(func, x, offset, dim1, dim2)
+    physical = func(x._physical, offset, *axes).movedim(-1, ndim - 2)
+    kept = [d for d in range(ndim) if d not in axes]
+    size = (*(x.size(d) for d in kept), physical.size(ndim - 2))
+    return BlockedTensor(physical, shifted(x._blocking, {d: i for i, d in enumerate(kept)}), size)

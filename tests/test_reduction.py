@@ -1,0 +1,229 @@
+"""Reductions and what runs along one axis, over every axis: the plain tensor's answer, gradients too, no fallback."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from conftest import CHANNELS, assert_same
+from test_dispatch import cases, check, check_error, native
+
+import torch_blocked as tb
+
+# Two blocks along one axis and another order of the outer axes as well.
+FORMATS = [tb.blocked, *map(tb.format, "nChw8c acdB16b aBcd2b4b".split())]
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def images(channels, fmts=FORMATS):
+    """The same small image in every format; no two of its elements are equal."""
+    numbers = torch.randperm(2 * channels * 20).view(2, channels, 4, 5).float()
+    return [(numbers / numbers.numel() - 0.4).to(fmt) for fmt in fmts]
+
+
+def check_gradient(f, x, weight_of=lambda y: torch.linspace(-1, 1, y.numel()).view(y.shape), **how):
+    """The gradient of each of the answers, every element weighed otherwise."""
+
+    def gradient(x):
+        leaf = x.detach().requires_grad_()
+        answers = f(leaf)
+        answers = answers if isinstance(answers, (tuple, list)) else (answers,)
+        differentiable = [y for y in answers if y.requires_grad]
+        return torch.autograd.grad(sum((y * weight_of(y)).sum() for y in differentiable), leaf)[0]
+
+    check(gradient, x, **how)
+
+
+# ---- Reductions: functions of x, axes (a list, or None for all) and keepdim
+
+SEVERAL_AXES = {
+    "sum": lambda x, dim, keepdim: x.sum(dim, keepdim),
+    "sum in double": lambda x, dim, keepdim: x.sum(dim, keepdim, dtype=torch.float64),
+    "sum of integers": lambda x, dim, keepdim: (x * 9).int().sum(dim, keepdim),
+    "nansum": lambda x, dim, keepdim: (x - 0.1).sqrt().nansum(dim, keepdim),
+    "mean": lambda x, dim, keepdim: x.mean(dim, keepdim),
+    "amax of negative": lambda x, dim, keepdim: (x - 9).amax(dim or (), keepdim),
+    "amin of positive": lambda x, dim, keepdim: (x + 9).amin(dim or (), keepdim),
+    "amin of integers": lambda x, dim, keepdim: (x * 9).int().add(9).amin(dim or (), keepdim),
+    "all": lambda x, dim, keepdim: x.gt(-9).all(dim, keepdim),
+    "any": lambda x, dim, keepdim: x.gt(9).any(dim, keepdim),
+    "var": lambda x, dim, keepdim: (x + 3).var(dim, correction=1, keepdim=keepdim),
+    "std": lambda x, dim, keepdim: (x - 3).std(dim, correction=0, keepdim=keepdim),
+    "var_mean": lambda x, dim, keepdim: torch.var_mean(x + 1, dim, correction=0, keepdim=keepdim),
+    "std_mean": lambda x, dim, keepdim: torch.std_mean(x + 1, dim, correction=0, keepdim=keepdim),
+    "logsumexp": lambda x, dim, keepdim: (x - 9).logsumexp(dim or (0, 1, 2, 3), keepdim),
+    **{
+        f"norm of order {p}": lambda x, dim, keepdim, p=p: torch.linalg.vector_norm(x + 2, p, dim, keepdim)
+        for p in (2, 1, 3, math.inf, -math.inf, -1, 0)
+    },
+}
+AXES = [(0,), (1,), (2,), (3,), (2, 3), (-1, -3), (0, 2, 3), (0, 1), (0, 1, 2, 3), None]
+NO_GRADIENT = ("sum of integers", "amin of integers", "all", "any", "norm of order 0")
+# Their gradients fill by a mask, or divide by a number of integers.
+NATIVE_GRADIENT = ("sum", "sum in double", "mean", "var", "var_mean", "logsumexp", "norm of order 1")
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("axes", AXES, ids=str)
+@cases(SEVERAL_AXES)
+def test_reduction(isa, case, axes, keepdim):
+    for channels in CHANNELS:
+        for x in images(channels):
+            y = check(lambda x: case(x, axes and list(axes), keepdim), x, **CLOSE)
+            if axes and 1 not in [a % 4 for a in axes] and (keepdim or len(axes) == 1):
+                assert all(isinstance(part, tb.BlockedTensor) for part in (y if isinstance(y, tuple) else (y,)))
+
+
+@pytest.mark.parametrize("axes", [(1,), (2, 3), (0, 1), (3,)], ids=str)
+@pytest.mark.parametrize("name", [n for n in SEVERAL_AXES if n not in NO_GRADIENT])
+def test_gradient_of_a_reduction(name, axes):
+    for channels, keepdim in itertools.product((15, 17), (False, True)):
+        for x in images(channels, FORMATS[:2]):
+            how = {"expects": native} if name in NATIVE_GRADIENT else {"expects": torch.enable_grad}
+            check_gradient(lambda x, k=keepdim: SEVERAL_AXES[name](x, list(axes), k), x, **how, **CLOSE)
+
+
+# ---- Over one axis, or all
+
+ONE_AXIS = {
+    "max": lambda x, *dim: (x - 9).max(*dim),
+    "min": lambda x, *dim: (x + 9).min(*dim),
+    "max of integers with ties": lambda x, *dim: (x * 4).int().max(*dim),
+    "argmax with ties": lambda x, *dim: (x * 4).round().argmax(*dim),
+    "argmax of negative integers": lambda x, *dim: (x * 4).int().sub(9).argmax(*dim),
+    "argmin with ties": lambda x, *dim: (x * 4).round().argmin(*dim),
+    "argmax of a constant": lambda x, *dim: (x * 0 - 1).argmax(*dim),
+    "prod": lambda x, *dim: (x + 0.7).prod(*dim),
+    "prod of integers": lambda x, *dim: (x > 9).add(1).prod(*dim),
+    "aminmax": lambda x, *dim: torch.aminmax(x + 5, **dict(zip(("dim", "keepdim"), dim, strict=False))),
+    "count_nonzero": lambda x, *dim: x.gt(0).count_nonzero(*dim[:1]),
+    "all": lambda x, *dim: x.ne(0).all(*dim),
+    "any": lambda x, *dim: x.gt(9).any(*dim),
+}
+
+
+@pytest.mark.parametrize("dim", [(), (0,), (1,), (-2,), (3, True), (1, True)], ids=str)
+@cases(ONE_AXIS)
+def test_reduction_over_one_axis(isa, case, dim):
+    for channels in CHANNELS:
+        for x in images(channels):
+            check(lambda x: case(x, *dim), x, **CLOSE)
+
+
+@pytest.mark.parametrize("dim", [(0,), (1,), (2,), (3, True)], ids=str)
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_gradient_of_an_extreme(name, dim):
+    for channels in CHANNELS:
+        for x in images(channels):
+            check_gradient(lambda x: ONE_AXIS[name](x, *dim)[0], x)
+
+
+# ---- Along one axis, which is kept
+
+ALONG = {
+    "softmax": lambda x, dim: (x - 90).softmax(dim),
+    "log_softmax": lambda x, dim: (x + 90).log_softmax(dim),
+    "cumsum": lambda x, dim: x.cumsum(dim),
+    "cumsum of integers": lambda x, dim: (x * 9).int().cumsum(dim),
+    "cumsum in double": lambda x, dim: x.cumsum(dim, dtype=torch.float64),
+    "cumprod": lambda x, dim: (x + 0.7).cumprod(dim),
+}
+NOT_OVER_CHANNELS = {
+    "cummax": lambda x, dim: x.cummax(dim),
+    "cummin": lambda x, dim: x.cummin(dim),
+    "logcumsumexp": lambda x, dim: x.logcumsumexp(dim),
+    "sort": lambda x, dim: x.sort(dim),
+    "sort descending": lambda x, dim: x.sort(dim=dim, descending=True, stable=True),
+    "topk": lambda x, dim: x.topk(2, dim),
+    "kthvalue": lambda x, dim: x.kthvalue(1, dim, True),
+    "median": lambda x, dim: x.median(dim),
+    "nanmedian": lambda x, dim: x.nanmedian(dim),
+    "mode": lambda x, dim: x.mode(dim),
+    "quantile": lambda x, dim: x.quantile(0.3, dim, True),
+}
+
+
+@pytest.mark.parametrize("dim", range(-4, 4))
+@cases(ALONG)
+def test_along_an_axis(isa, case, dim):
+    for channels in CHANNELS:
+        for x in images(channels):
+            y = check(lambda x: case(x, dim), x, **CLOSE)
+            assert y.blocking == x.blocking
+
+
+@pytest.mark.parametrize("dim", (0, 2, 3))
+@pytest.mark.parametrize("name", [n for n in NOT_OVER_CHANNELS if n != "quantile"])
+def test_along_an_axis_that_is_not_blocked(isa, name, dim):
+    for channels in CHANNELS:
+        for x in images(channels):
+            check(lambda x: NOT_OVER_CHANNELS[name](x, dim), x, **CLOSE)
+
+
+@cases(NOT_OVER_CHANNELS)
+def test_along_channels_by_another_way(case):
+    for dim in (1, 2):
+        for x in images(17):
+            check(lambda x, d=dim: case(x, d), x, expects=torch.enable_grad, **CLOSE)
+
+
+@pytest.mark.parametrize("dim", range(4))
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "cumsum"])
+def test_gradient_along_an_axis(name, dim):
+    for channels in CHANNELS:
+        for x in images(channels):
+            check_gradient(lambda x: ALONG[name](x, dim), x, **CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_accumulated_in_single(dtype):
+    x = torch.full((1, 53, 3, 2), 30.0)
+    x[:, 40:] = 1 / 30
+    for fmt in FORMATS:
+        y = x.to(dtype).to(fmt)
+        check(lambda x: (x * 1000).mean(1), y, rtol=1e-2, atol=1e-2)  # whose sum is no half
+        for f in (lambda x: x.softmax(1), lambda x: x.var(1), lambda x: x.cumsum(1), lambda x: x.log_softmax(1)):
+            check(f, y, rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dim", [1, 3])
+def test_nonfinite_values_stay_where_they_are(value, dim):
+    for x in images(17):
+        x[0, 3, 0, 0], x[1, 16, 1, 1] = value, value
+        for f in (*ALONG.values(), NOT_OVER_CHANNELS["cummax"]):
+            check(lambda x, f=f: f(x, dim), x, expects=torch.no_grad, **CLOSE)
+        for name in ("sum", "mean", "var", "amax of negative", "amin of positive", "logsumexp", "norm of order -1"):
+            check(lambda x, f=SEVERAL_AXES[name]: f(x, [dim], True), x, **CLOSE)
+        for name in ("max", "min", "argmax with ties", "prod", "all"):
+            check(lambda x, f=ONE_AXIS[name]: f(x, dim), x, **CLOSE)
+
+
+ERRORS = {
+    "argmax over": lambda x: x.argmax(4),
+    "softmax over": lambda x: x.softmax(5),
+    "cumsum under": lambda x: x.cumsum(-5),
+    "prod over": lambda x: x.prod(9),
+    "var twice": lambda x: x.var((1, -3)),
+    "var of integers": lambda x: x.int().var(1),
+    "softmax of integers": lambda x: x.int().softmax(1),
+    "argmax of bools": lambda x: x.gt(0).argmax(1),
+    "amax of complex": lambda x: x.to(torch.complex64).amax(1),
+    "max of nothing": lambda x: x[:, :0].max(1),
+    "topk of too many": lambda x: x.topk(9, 2),
+}
+
+
+@cases(ERRORS)
+def test_refuses_what_pytorch_refuses(case):
+    check_error(case, images(17)[0])
+
+
+def test_answers_of_one_format_do_not_copy():
+    """A reduction over channels reads the blocks as they lie: no reorder."""
+    (x,) = images(17, [tb.nChw16c])
+    with tb.count() as counts:
+        for f in (torch.sum, torch.mean, torch.argmax, torch.softmax, torch.cumsum, torch.var):
+            f(x, 1)
+    assert counts.reorders.total() == 0
+    assert_same(x, x.to_dense())
