@@ -21,10 +21,18 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import torch_blocked as tb
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.benchmark.models import BasicBlock, ResNet
 
 # What a step of a ResNet still runs on plain tensors; to be emptied.
 KNOWN_FALLBACKS = {"aten.max_pool2d_with_indices_backward.default"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """On tensors this small threads wait for each other more than they work."""
+    with num_threads(1):
+        yield
 
 
 class Net(nn.Module):
