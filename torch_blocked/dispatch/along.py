@@ -45,7 +45,10 @@ def _exponentials(x: BlockedTensor, axis: int) -> tuple[Tensor, Tensor, list[int
     """x less its greatest element, and the sum of the exponentials, in float32 at least."""
     dims = physical_dims(x, [axis])
     physical = fill_padding(x, [axis], -math.inf).to(accurate(x.dtype))
-    below = physical - physical.amax(dims, True)
+    greatest = physical
+    for d in dims:  # outer dim first: whole blocks at a time
+        greatest = greatest.amax(d, True)
+    below = physical - greatest
     return below, below.exp().sum(dims, True), dims
 
 

@@ -132,7 +132,19 @@ def _aminmax(x: BlockedTensor, axes: list[int]) -> tuple[Tensor, Tensor]:
     return _amin(x, axes), _amax(x, axes)
 
 
-_amax, _amin = _filled(aten.amax.default, lowest), _filled(aten.amin.default, highest)
+def _axis_by_axis(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Outer dims first: whole blocks at a time, and ATen's loops over several dims of extremes are slow."""
+
+    def reduced(physical: Tensor, dim: list[int], keepdim: bool) -> Tensor:
+        for d in dim:
+            physical = op(physical, [d], keepdim)
+        return physical
+
+    return reduced
+
+
+_amax = _filled(_axis_by_axis(aten.amax.default), lowest)
+_amin = _filled(_axis_by_axis(aten.amin.default), highest)
 _sum, _nansum = _filled(aten.sum.dim_IntList), _filled(aten.nansum.default)
 _product, _nonzeros = _filled(_prod, _one), _filled(_count_nonzero)
 _all, _any = _filled(aten.all.dims, _one), _filled(aten.any.dims)
