@@ -253,25 +253,6 @@ def squeeze(func: OpOverload, x: BlockedTensor, dim: int | list[int] | None = No
     return BlockedTensor(physical, blocking, tuple(x.size(d) for d in kept))
 
 
-# What they write to becomes their view of itself.
-_OUT_OF_PLACE = {
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.squeeze_.dims: aten.squeeze.dims,
-    aten.transpose_.default: aten.transpose.int,
-}
-
-
-@register(*_OUT_OF_PLACE)
-def view_in_place(func: OpOverload, x: BlockedTensor, *dim: object) -> BlockedTensor:
-    """Axes changed in place, as PyTorch's composite operators do; where the view would be plain it is an error."""
-    y = _OUT_OF_PLACE[func](x, *dim)
-    if not isinstance(y, BlockedTensor):
-        return fallback(func, x, *dim)
-    x.data = y
-    return x
-
-
 @register(aten.diagonal.default)
 def diagonal(func: OpOverload, x: BlockedTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The diagonal of two axes, neither blocked, as a new last axis: a view."""
