@@ -389,7 +389,7 @@ def blocked_batch(pictures):
 def test_workers_of_a_loader(blocked, collate):
     loader = DataLoader(Pictures(blocked), 4, num_workers=2, collate_fn=collate, timeout=60)
     found = list(loader)
-    assert all(isinstance(x, tb.BlockedTensor) for x in found) or blocked  # stacked: 17 blocks of nothing
+    assert all(isinstance(x, tb.BlockedTensor) for x in found) or blocked  # PyTorch stacks those as it likes
     expected = torch.arange(8.0).view(2, 4, 1, 1, 1).expand(2, 4, 17, 3, 4)
     for x, right in zip(found, expected, strict=True):
         assert_same(x, right)
