@@ -92,6 +92,7 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def(
       "upsample_backward(Tensor diff_dst, SymInt[] src_size, str mode, bool align_corners=False, float? scale_h=None, "
       "float? scale_w=None) -> Tensor");
+  m.def("empty_like(Tensor like) -> Tensor");
   m.def("empty_cache() -> ()", torch_blocked::empty_cache);
   m.def("cached_bytes() -> int", torch_blocked::cached_bytes);
   m.def("guard_outputs(bool on) -> int", torch_blocked::guard_outputs);
@@ -101,6 +102,7 @@ TORCH_LIBRARY(torch_blocked, m) {
 }
 
 TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
+  m.impl("empty_like", torch_blocked::empty_like_cpu);
   m.impl("reorder", torch_blocked::reorder_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
   m.impl("convolution_transpose", torch_blocked::convolution_transpose_cpu);

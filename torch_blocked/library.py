@@ -134,6 +134,11 @@ def cached_bytes() -> int:
     return ops.cached_bytes()
 
 
+def empty_like(like: Tensor) -> Tensor:
+    """An uninitialized tensor of the shape, dtype and strides of `like`, dense on the CPU, in memory of the pool."""
+    return ops.empty_like(like)
+
+
 _WINOGRAD_MODES = ("auto", "never", "always", "f2", "f4")
 
 

@@ -56,6 +56,8 @@ Tensor upsample_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, c10::
 
 // ---- memory (tensors.cpp)
 
+// As at::empty_like of a dense tensor, in memory of the pool.
+Tensor empty_like_cpu(const Tensor& like);
 void empty_cache();
 int64_t cached_bytes();
 // Turns guards on or off and returns how many outputs freed since the last call had theirs overwritten.

@@ -63,6 +63,13 @@ Tensor empty_pooled(IntArrayRef size, at::ScalarType dtype) {
   return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
 }
 
+Tensor empty_like_cpu(const Tensor& like) {
+  const Tensor dense = empty_pooled(like.sizes(), like.scalar_type());
+  if (like.is_contiguous()) return dense;
+  TORCH_CHECK_VALUE(like.is_non_overlapping_and_dense(), "empty_like: a dense tensor, got strides ", like.strides());
+  return dense.as_strided(like.sizes(), like.strides());
+}
+
 void empty_cache() {
   Pool::instance().empty();
   PackedWeights::instance().empty();

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from torch_blocked import library
 from torch_blocked.dispatch.fallback import assign, bump_version, fallback
 from torch_blocked.dispatch.physical import are_alike, clear_padding, lead, operand, shifted
 from torch_blocked.dispatch.registry import Handler, register, register_rule
@@ -28,6 +31,17 @@ UNTAGGED = """
     _prelu_kernel_backward rsub softplus_backward threshold true_divide where
 """.split()
 
+# Of tensors of one floating dtype these give that dtype.
+KEEPS_DTYPE = frozenset(
+    """
+    add sub mul div relu sigmoid silu hardswish hardsigmoid leaky_relu gelu clamp threshold_backward sigmoid_backward
+    silu_backward hardswish_backward hardsigmoid_backward leaky_relu_backward gelu_backward hardtanh_backward
+""".split()
+)
+# Elements from which an answer lies in the pool: the C library gives memory as large back to the system, and the pages
+# of the next answer would fault one by one.
+POOLED = 4 << 20
+
 # Of integers a division by zero is an error, and the padding is zero. `div` only where it rounds.
 _DIVISIONS = [getattr(aten, n + _) for n in "div floor_divide fmod remainder".split() for _ in ("", "_")]
 INTEGER_DIVISIONS = {getattr(packet, o) for packet in _DIVISIONS for o in packet.overloads()}
@@ -40,7 +54,7 @@ RANDOM_IN_PLACE = """
 
 def unary(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> object:
     """A function of one tensor that makes zero of zero, at least by its defaults."""
-    physical = func(x._physical, *args, **kwargs)
+    physical = func(x._physical, *args, **kwargs) if kwargs else _call(func, [x._physical, *args])
     if args or kwargs:  # an infinite slope makes NaN of zero
         clear_padding(physical, x._blocking, x.shape)
     return BlockedTensor(physical, x._blocking, x.shape)
@@ -63,10 +77,36 @@ def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
     else:
         blocking, size = _layout((*args, *kwargs.values()) if kwargs else args)
         args, kwargs = _operands(func, args, kwargs, blocking, size)
-    physical = func(*args, **kwargs)
+    physical = func(*args, **kwargs) if kwargs else _call(func, args)
     if isinstance(physical, Tensor):
         return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
     return type(physical)(BlockedTensor(clear_padding(p, blocking, size), blocking, size) for p in physical)
+
+
+def _call(func: OpOverload, args: list[object]) -> object:
+    """`func` of physical tensors; a large answer in the pool."""
+    first = args[0]
+    if type(first) is not Tensor or first.numel() < POOLED or func._opname not in KEEPS_DTYPE:
+        return func(*args)
+    others = [a for a in args if isinstance(a, Tensor) and a is not first]
+    if not first.is_contiguous() or any(a.dtype != first.dtype or a.shape != first.shape for a in others):
+        return func(*args)
+    if first.device.type != "cpu" or not first.is_floating_point():
+        return func(*args)
+    into, name = _out_variant(func)
+    return into(*args, **{name: library.empty_like(first)})
+
+
+@functools.cache
+def _out_variant(func: OpOverload) -> tuple[OpOverload, str]:
+    """The overload with the same arguments that writes to one, and that one's name."""
+    names = [a.name for a in func._schema.arguments]
+    packet = func.overloadpacket
+    for overload in (getattr(packet, o) for o in packet.overloads()):
+        outs = [a.name for a in overload._schema.arguments if a.is_out]
+        if outs and [a.name for a in overload._schema.arguments if not a.is_out] == names:
+            return overload, outs[0]
+    raise LookupError(f"{func} has no overload with out=")
 
 
 def pointwise_(func: OpOverload, x: Tensor, *args: object, **kwargs: object) -> object:
