@@ -6,13 +6,24 @@
 
 #ifdef __linux__
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace torch_blocked {
 namespace {
 
-constexpr size_t most_cached = size_t(1) << 30;  // bytes
 constexpr size_t huge_page = size_t(2) << 20;
+
+// What the pool keeps at most: a quarter of the machine's memory, so that a training step finds what the last one
+// freed.
+size_t most_cached() {
+#ifdef __linux__
+  static const size_t bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE)) / 4;
+  return bytes;
+#else
+  return size_t(1) << 30;
+#endif
+}
 
 void* system_allocate(size_t capacity) {
   const size_t alignment = capacity >= huge_page ? huge_page : 64;
@@ -65,7 +76,7 @@ void Pool::release(void* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   blocks_.push_front({data, capacity});
   cached_bytes_ += capacity;
-  free_oldest(most_cached);
+  free_oldest(most_cached());
 }
 
 void Pool::empty() {

@@ -125,7 +125,7 @@ def kernel_blocks() -> tuple[int, ...]:
 
 
 def empty_cache() -> None:
-    """Gives the system back what freed outputs left in the pool (at most 1 GiB), and transformed weights."""
+    """Gives the system back what freed outputs left in the pool (at most a quarter of the memory), and transformed weights."""
     ops.empty_cache()
 
 

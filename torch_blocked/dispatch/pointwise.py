@@ -40,7 +40,7 @@ KEEPS_DTYPE = frozenset(
 )
 # Elements from which an answer lies in the pool: the C library gives memory as large back to the system, and the pages
 # of the next answer would fault one by one.
-POOLED = 4 << 20
+POOLED = 1 << 18
 
 # Of integers a division by zero is an error, and the padding is zero. `div` only where it rounds.
 _DIVISIONS = [getattr(aten, n + _) for n in "div floor_divide fmod remainder".split() for _ in ("", "_")]
