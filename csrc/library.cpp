@@ -94,6 +94,7 @@ TORCH_LIBRARY(torch_blocked, m) {
       "float? scale_w=None) -> Tensor");
   m.def("empty_like(Tensor like) -> Tensor");
   m.def("empty_cache() -> ()", torch_blocked::empty_cache);
+  m.def("set_cache_limit(int bytes) -> int", torch_blocked::set_cache_limit);
   m.def("cached_bytes() -> int", torch_blocked::cached_bytes);
   m.def("guard_outputs(bool on) -> int", torch_blocked::guard_outputs);
   m.def("isa() -> str", torch_blocked::isa_now);

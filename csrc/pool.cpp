@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -14,12 +15,10 @@ namespace {
 
 constexpr size_t huge_page = size_t(2) << 20;
 
-// What the pool keeps at most: a quarter of the machine's memory, so that a training step finds what the last one
-// freed.
-size_t most_cached() {
+// A quarter of the machine's memory, so that a training step finds what the last one freed.
+size_t default_limit() {
 #ifdef __linux__
-  static const size_t bytes = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE)) / 4;
-  return bytes;
+  return size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE)) / 4;
 #else
   return size_t(1) << 30;
 #endif
@@ -36,6 +35,8 @@ void* system_allocate(size_t capacity) {
 }
 
 }  // namespace
+
+Pool::Pool() : limit_(default_limit()) {}
 
 Pool& Pool::instance() {
   static Pool* const pool = new Pool;  // never destroyed: tensors may outlive every static object
@@ -76,12 +77,18 @@ void Pool::release(void* data, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   blocks_.push_front({data, capacity});
   cached_bytes_ += capacity;
-  free_oldest(most_cached());
+  free_oldest(limit_);
 }
 
 void Pool::empty() {
   std::lock_guard<std::mutex> lock(mutex_);
   free_oldest(0);
+}
+
+size_t Pool::set_limit(size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  free_oldest(bytes);
+  return std::exchange(limit_, bytes);
 }
 
 size_t Pool::cached_bytes() {

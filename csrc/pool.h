@@ -11,6 +11,7 @@ namespace torch_blocked {
 
 class Pool {
  public:
+  Pool();
   static Pool& instance();
 
   // `bytes` rounded up to what is kept together; every block of that capacity serves every request of it.
@@ -21,6 +22,8 @@ class Pool {
   // Gives every cached block back to the system.
   void empty();
   size_t cached_bytes();
+  // How many bytes are kept at most, from now on; returns the limit before.
+  size_t set_limit(size_t bytes);
 
  private:
   struct Block {
@@ -31,7 +34,7 @@ class Pool {
 
   std::mutex mutex_;
   std::list<Block> blocks_;  // most recently freed first
-  size_t cached_bytes_ = 0;
+  size_t cached_bytes_ = 0, limit_;
 };
 
 }  // namespace torch_blocked

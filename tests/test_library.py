@@ -304,10 +304,14 @@ def test_pool_reuses_and_gives_back():
 
 def test_pool_is_bounded():
     tb.empty_cache()
+    before = library.set_cache_limit(1 << 30)
     kept = [torch.empty(1, 16, 1, 1).expand(1, 16, 2048, 1024).to(tb.nChw16c) for _ in range(10)]
     del kept
     assert 0 < library.cached_bytes() <= 1 << 30
+    assert library.set_cache_limit(before) == 1 << 30
     tb.empty_cache()
+    with pytest.raises(ValueError, match="not negative"):
+        library.set_cache_limit(-1)
 
 
 def test_outputs_can_be_resized():

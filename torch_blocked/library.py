@@ -125,8 +125,16 @@ def kernel_blocks() -> tuple[int, ...]:
 
 
 def empty_cache() -> None:
-    """Gives the system back what freed outputs left in the pool (at most a quarter of the memory), and transformed weights."""
+    """Gives the system back what freed outputs left in the pool, and transformed weights."""
     ops.empty_cache()
+
+
+def set_cache_limit(nbytes: int) -> int:
+    """Sets how many bytes of freed outputs the pool keeps at most; returns the limit before.
+
+    At first it is a quarter of the machine's memory. ValueError for a negative one.
+    """
+    return ops.set_cache_limit(nbytes)
 
 
 def cached_bytes() -> int:

@@ -60,6 +60,7 @@ Tensor upsample_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, c10::
 Tensor empty_like_cpu(const Tensor& like);
 void empty_cache();
 int64_t cached_bytes();
+int64_t set_cache_limit(int64_t bytes);
 // Turns guards on or off and returns how many outputs freed since the last call had theirs overwritten.
 int64_t guard_outputs(bool on);
 

@@ -74,6 +74,10 @@ void empty_cache() {
   Pool::instance().empty();
   PackedWeights::instance().empty();
 }
+int64_t set_cache_limit(int64_t bytes) {
+  TORCH_CHECK_VALUE(bytes >= 0, "set_cache_limit: bytes are not negative, got ", bytes);
+  return int64_t(Pool::instance().set_limit(size_t(bytes)));
+}
 int64_t cached_bytes() { return Pool::instance().cached_bytes(); }
 
 int64_t guard_outputs(bool on) {
