@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
-from torch_blocked.dispatch.physical import clear_padding
+from torch_blocked.dispatch.physical import accurate, clear_padding
 from torch_blocked.dispatch.registry import look_up, register
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor
@@ -68,7 +68,8 @@ def is_blocked_image(func: OpOverload, x: Tensor) -> bool:
 )
 def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
     """An operator that treats each channel alike and makes zero of zeros."""
-    if not is_blocked_image(func, x):
+    # Channels-last images of half precision are interpolated in another precision.
+    if not is_blocked_image(func, x) or (accurate(x.dtype) != x.dtype and "upsample" in func._opname):
         return fallback(func, x, *args, **kwargs)
     return blocked_of(func(images_of(x._physical), *args, **kwargs), x)
 
