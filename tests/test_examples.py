@@ -12,6 +12,8 @@ import numpy
 import pytest
 import torch
 
+from torch_blocked.dispatch.table import markdown_table
+
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
@@ -90,3 +92,7 @@ def test_train_ddp_without_torchrun():
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_readme(block):
     exec("import torch\nimport torch_blocked as tb\n" + "\n".join(BLOCKS[: block + 1]), {})
+
+
+def test_readme_lists_the_operators():
+    assert markdown_table() in (ROOT / "README.md").read_text(), "python -m torch_blocked operators"

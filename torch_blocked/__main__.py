@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_blocked info | bench conv | bench reorder | bench pool | bench train``."""
+"""The command line: ``python -m torch_blocked info | operators | bench conv | bench reorder | bench pool | bench train``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from torch_blocked.benchmark import conv, machine, pool, reorder, train
 from torch_blocked.benchmark.report import UsageError
+from torch_blocked.dispatch.table import markdown_table
 
 
 class Command(NamedTuple):
@@ -25,8 +26,14 @@ def info(args: argparse.Namespace) -> None:
         print(f"{name:14s} {value}")
 
 
+def operators(args: argparse.Namespace) -> None:
+    """Prints which operators have a blocked implementation, as a Markdown table."""
+    print(markdown_table())
+
+
 COMMANDS = {
     "info": Command("versions, CPU, caches, ISA tier, block, threads", lambda parser: None, info),
+    "operators": Command("which operators run blocked, as a Markdown table", lambda parser: None, operators),
     "bench conv": Command("convolutions against F.conv2d and oneDNN's operator", conv.add_arguments, conv.run),
     "bench reorder": Command("reorders against memcpy and .contiguous()", reorder.add_arguments, reorder.run),
     "bench pool": Command("pooling and up-sampling against F on plain tensors", pool.add_arguments, pool.run),
