@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_blocked info | operators | bench conv | bench reorder | bench pool | bench train``."""
+"""The command line: ``python -m torch_blocked info | operators | bench conv|reorder|pool|train``."""
 
 from __future__ import annotations
 
