@@ -1,5 +1,6 @@
 """Reductions and what runs along one axis, over every axis: the plain tensor's answer, gradients too, no fallback."""
 
+import contextlib
 import itertools
 import math
 
@@ -182,8 +183,10 @@ def test_half_precision_is_accumulated_in_single(dtype):
     for fmt in FORMATS:
         y = x.to(dtype).to(fmt)
         check(lambda x: (x * 1000).mean(1), y, rtol=1e-2, atol=1e-2)  # whose sum is no half
-        for f in (lambda x: x.softmax(1), lambda x: x.var(1), lambda x: x.cumsum(1), lambda x: x.log_softmax(1)):
+        for f in (lambda x: x.softmax(1), lambda x: x.var(1), lambda x: x.cumsum(1)):
             check(f, y, rtol=2e-2, atol=1e-2)
+        # PyTorch rounds by the place of the axis in memory: on a plain tensor, the same.
+        check(lambda x: x.log_softmax(1), y, expects=contextlib.nullcontext, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

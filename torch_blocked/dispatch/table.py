@@ -28,9 +28,9 @@ def markdown_table() -> str:
 
 def _pointwise() -> set[torch._ops.OpOverload]:
     """Those that PyTorch tags so: a rule makes their handlers, on first use."""
-    packets = (getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if not name.startswith("__"))
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
     found = set()
-    for packet in packets:
+    for packet in (getattr(torch.ops.aten, name.removeprefix("aten::"), None) for name in names):
         if isinstance(packet, torch._ops.OpOverloadPacket):
             found |= {f for f in (getattr(packet, o) for o in packet.overloads()) if torch.Tag.pointwise in f.tags}
     return {f for f in found if look_up(f).__module__.endswith("pointwise")}
