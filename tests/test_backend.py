@@ -92,7 +92,7 @@ def conv(ic, oc, kernel_size=3, **options):
     return nn.Conv2d(ic, oc, kernel_size, **{"padding": kernel_size // 2} | options)
 
 
-# ---- Fusion: name -> (the model, convolutions' post-ops as (batch normalization, residual, activation), other operators)
+# ---- Fusion: name -> (the model, post-ops of its convolutions as (batch normalization, residual, activation))
 
 PLAIN = (False, False, "none")
 
@@ -100,6 +100,7 @@ FUSED = {
     "relu": (lambda: nn.Sequential(conv(3, 17), nn.ReLU()), [(False, False, "relu")]),
     "relu in place": (lambda: nn.Sequential(conv(3, 17), nn.ReLU(inplace=True)), [(False, False, "relu")]),
     "relu6": (lambda: nn.Sequential(conv(3, 17), nn.ReLU6()), [(False, False, "relu6")]),
+    "relu6 in place": (lambda: nn.Sequential(conv(3, 17), nn.ReLU6(inplace=True)), [(False, False, "relu6")]),
     "clamp to [0, 6]": (lambda: Lambda(lambda m, x: m.c(x).clamp(0, 6), c=conv(3, 17)), [(False, False, "relu6")]),
     "another hardtanh": (lambda: nn.Sequential(conv(3, 17), nn.Hardtanh(-0.1, 0.2)), [PLAIN]),
     "clamp to [0, inf]": (lambda: Lambda(lambda m, x: m.c(x).clamp(min=0.1), c=conv(3, 17)), [PLAIN]),
@@ -115,11 +116,20 @@ FUSED = {
         lambda: nn.Sequential(conv(3, 17), nn.ReLU(), nn.BatchNorm2d(17)), [(False, False, "relu")],
     ),
     "all": (
-        lambda: Lambda(lambda m, x: F.relu(m.b(m.c(x)) + m.d(x)), c=conv(3, 17), b=nn.BatchNorm2d(17), d=conv(3, 17, 1)),
+        lambda: Lambda(
+            lambda m, x: (lambda y: F.relu(y.sin() + m.b(m.c(y))))(m.a(x)),
+            a=conv(3, 17), b=nn.BatchNorm2d(17), c=conv(17, 17),
+        ),
         [PLAIN, (True, True, "relu")],
     ),
+    "all, two convolutions": (
+        lambda: Lambda(
+            lambda m, x: F.relu(m.b(m.c(x)) + m.d(x)), c=conv(3, 17), b=nn.BatchNorm2d(17), d=conv(3, 17, 1)
+        ),
+        [(True, False, "none"), (False, True, "relu")],
+    ),
     "residual second": (
-        lambda: Lambda(lambda m, x: m.b(m.a(x)) + F.max_pool2d(m.a(x), 1), a=conv(3, 17), b=conv(17, 17)),
+        lambda: Lambda(lambda m, x: (lambda y: m.b(y.sigmoid()) + y)(m.a(x)), a=conv(3, 17), b=conv(17, 17)),
         [PLAIN, (False, True, "none")],
     ),
     "residual first": (
@@ -249,7 +259,7 @@ def test_packed_once(blocked, graphs, monkeypatch):
     function = compiled(model.to(tb.blocked) if blocked else model)
     for calls in (1, 1, 2, 2):
         if calls > len(runs) > 0:
-            model.layers.b.weight.mul_(2)
+            model.layers.m.running_var.mul_(2)
         function(x)
         assert len(runs) == calls
 
@@ -304,7 +314,7 @@ def test_dynamic_sizes(how, blocked, graphs):
             for dim in (0, 2, 3):
                 torch._dynamo.mark_dynamic(x, dim)
         assert_close(function(x), want(x))
-    assert counter.frame_count == (2 if how == "automatic" else 1)
+    assert counter.frame_count <= (1 if how == "marked" else 2)
 
 
 # ---- Training
@@ -348,12 +358,10 @@ OUTPUTS = {
     "one pixel": lambda m, x: m.a(x)[:, :, 0, 0],
     "one image": lambda m, x: m.a(x)[0],
     "flat": lambda m, x: m.a(x).flatten(1),
-    "one channel": lambda m, x: m.a(x)[:, 3:4],
     "axes last": lambda m, x: m.a(x).permute(0, 2, 3, 1),
     "its input": lambda m, x: (x, m.a(x))[1],
     "softmax": lambda m, x: m.a(x).softmax(1),
     "argmax": lambda m, x: m.a(x).argmax(1),
-    "chunks": lambda m, x: m.a(x).chunk(2, 1)[1],
 }
 
 
@@ -364,7 +372,7 @@ def test_outputs(name, memory_format, graphs):
     model = Lambda(OUTPUTS[name], a=conv(3, 17))
     x = torch.randn(2, 3, 6, 5).to(memory_format=memory_format)
     want, got = model(x), compiled(model)(x)
-    assert type(got) is torch.Tensor and got.stride() == want.stride()
+    assert type(got) is torch.Tensor and got.stride() == torch.empty_like(want).stride()
     assert_close(got.float(), want.float())
 
 
@@ -434,9 +442,6 @@ def u_net(m, x):
 NETWORKS = {
     "residual block": block,
     "dense layer": lambda: Lambda(dense_layer, a=conv(3, 32), b=conv(32, 16), n=nn.BatchNorm2d(48), c=conv(48, 20, 1)),
-    "concatenation inside blocks": lambda: Lambda(
-        dense_layer, a=conv(3, 17), b=conv(17, 9), n=nn.BatchNorm2d(26), c=conv(26, 20, 1)
-    ),
     "squeeze and excitation": lambda: Lambda(
         squeeze_excite, a=conv(3, 24), b=conv(24, 6, 1), c=conv(6, 24, 1), d=conv(24, 20, 1)
     ),
@@ -448,13 +453,12 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
 def test_no_fallback_and_no_reorder(name, blocked, graphs):
-    """But for that of the output."""
     model, x = randomized(NETWORKS[name]()), torch.randn(2, 3, 8, 6)
     want = model(x)
     with tb.fallback("error"):
         got = compiled(model.to(tb.blocked) if blocked else model)(x)
     assert_close(got, want)
-    assert len(graphs) == 1 and graphs.count(REORDER) == (0 if blocked else 1)
+    assert len(graphs) == 1 and graphs.count(REORDER) == 0
 
 
 @both
