@@ -45,20 +45,19 @@ def _keep_outputs(gm: fx.GraphModule) -> None:
     with gm.graph.inserting_before(output):
         for node in output.all_input_nodes:
             like = _example(node)
-            if isinstance(like, Tensor) and not isinstance(like, BlockedTensor) and like.dim() >= 3:
-                output.replace_input_with(node, gm.graph.call_function(to_plain, (node, _memory_format(like))))
+            if isinstance(like, Tensor) and not isinstance(like, BlockedTensor):
+                output.replace_input_with(node, gm.graph.call_function(to_plain, (node, _order(like))))
 
 
 def _example(node: fx.Node) -> object:
     return node.meta.get("example_value")
 
 
-def _memory_format(like: Tensor) -> torch.memory_format:
-    """channels_last where the strides say so and do not say contiguous too."""
-    for dims, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if like.dim() == dims and like.is_contiguous(memory_format=memory_format) and not like.is_contiguous():
-            return memory_format
-    return torch.contiguous_format
+def _order(like: Tensor) -> tuple[int, ...]:
+    """The axes from outermost to innermost in memory."""
+    if like.is_contiguous():
+        return tuple(range(like.dim()))
+    return tuple(sorted(range(like.dim()), key=like.stride, reverse=True))
 
 
 def to_blocked(weight: Tensor) -> Tensor:
@@ -66,6 +65,8 @@ def to_blocked(weight: Tensor) -> Tensor:
     return weight if isinstance(weight, BlockedTensor) else weight.to(blocked.for_module())
 
 
-def to_plain(x: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """`x` plain, if it is blocked."""
-    return x.contiguous(memory_format=memory_format) if isinstance(x, BlockedTensor) else x
+def to_plain(x: Tensor, order: tuple[int, ...]) -> Tensor:
+    """`x` plain, if it is blocked, its axes in memory as `order` says."""
+    if not isinstance(x, BlockedTensor):
+        return x
+    return x.permute(order).to_dense().contiguous().permute([order.index(d) for d in range(x.dim())])

@@ -78,20 +78,23 @@ def relu(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None
     return before._replace(activation="relu") if before.activation == "none" else None
 
 
-def clamp(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
-    """relu6, as it comes: clamps at 0 and 6."""
-    before, bounds = post_ops(convolution), (*node.args[1:], *node.kwargs.values())
-    if before.activation != "none" or len(bounds) != 2 or tuple(map(float, bounds)) != (0.0, 6.0):
-        return None
-    return before._replace(activation="relu6")
+def clamp_min(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
+    """max(x, 0), the first half of a relu6 as it comes."""
+    return relu(graph, convolution, node) if node.args[1] == 0 else None
+
+
+def clamp_max(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
+    """min(relu(x), 6), the second half."""
+    before = post_ops(convolution)
+    return before._replace(activation="relu6") if before.activation == "relu" and node.args[1] == 6 else None
 
 
 PATTERNS: dict[object, Callable[[fx.Graph, fx.Node, fx.Node], PostOps | None]] = {
     library.batch_norm_op: batch_norm,
     aten.add.Tensor: add,
     aten.relu.default: relu,
-    aten.clamp.default: clamp,
-    aten.hardtanh.default: clamp,
+    aten.clamp_min.default: clamp_min,
+    aten.clamp_max.default: clamp_max,
 }
 
 

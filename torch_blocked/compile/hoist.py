@@ -2,7 +2,7 @@
 
 The graph is cut in two: a prologue of everything that has no other inputs than parameters and buffers, and the rest,
 which gets its results. The prologue runs, uncompiled, on the first call and again when a parameter has been written
-to or replaced, which its version counter and address tell.
+to or replaced, which its version counter and memory tell.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
 
 # Never in the prologue: what is random or writes.
 _EFFECTS = {torch.Tag.nondeterministic_seeded}
@@ -25,25 +26,21 @@ class Hoisted:
         self, prologue: fx.GraphModule, static: Sequence[int], kept: Sequence[int], compiled: Callable
     ) -> None:
         self._prologue, self._static, self._kept, self._compiled = prologue, static, kept, compiled
-        self._key: tuple | None = None
+        self._key: list | None = None
+        self._storages: list[StorageWeakRef] = []
         self._values: tuple = ()
 
     def __call__(self, inputs: list) -> object:
-        key = _state([inputs[i] for i in self._static])
-        if key is None or key != self._key:
+        parameters = [inputs[i] for i in self._static]
+        key = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
+        # Nothing tells that an inference tensor was written to. Freed memory may come back at the same address.
+        if key != self._key or any(p.is_inference() for p in parameters) or any(s.expired() for s in self._storages):
             with torch.no_grad():
-                self._values = self._prologue(*(inputs[i] for i in self._static))
-            self._key = key
+                self._values = self._prologue(*parameters)
+            self._key, self._storages = key, [StorageWeakRef(p.untyped_storage()) for p in parameters]
         given = [*self._values, *(inputs[i] for i in self._kept)]
         inputs.clear()
         return self._compiled(given)
-
-
-def _state(parameters: list[Tensor]) -> tuple | None:
-    """What tells that the parameters are the same and unwritten; None where nothing does (inference tensors)."""
-    if any(p.is_inference() for p in parameters):
-        return None
-    return tuple((p.data_ptr(), p._version) for p in parameters)
 
 
 def hoist(gm: fx.GraphModule, static: set[int]) -> tuple[fx.GraphModule, list[int], list[int], list[fx.Node]] | None:
@@ -55,10 +52,15 @@ def hoist(gm: fx.GraphModule, static: set[int]) -> tuple[fx.GraphModule, list[in
     inputs = gm.graph.find_nodes(op="placeholder")
     parameters = [n for i, n in enumerate(inputs) if i in static and isinstance(n.meta.get("val"), Tensor)]
     written = {n for node in gm.graph.nodes for n in _written(node)}
-    known = {n for n in parameters if n not in written}
+    known, returned = {n for n in parameters if n not in written}, _returned(gm)
     alone = []
     for node in gm.graph.nodes:
-        if node.op != "call_function" or not node.all_input_nodes or not known.issuperset(node.all_input_nodes):
+        if (
+            node.op != "call_function"
+            or node in returned
+            or not node.all_input_nodes
+            or not known.issuperset(node.all_input_nodes)
+        ):
             continue
         if isinstance(node.target, torch._ops.OpOverload) and (
             node.target._schema.is_mutable or _EFFECTS.intersection(node.target.tags)
@@ -88,6 +90,18 @@ def _written(node: fx.Node) -> list[fx.Node]:
         return []
     arguments = zip(node.target._schema.arguments, node.args, strict=False)
     return [a for s, a in arguments if s.alias_info and s.alias_info.is_write and isinstance(a, fx.Node)]
+
+
+def _returned(gm: fx.GraphModule) -> set[fx.Node]:
+    """The outputs and what they are views of: the caller may write to them, so each call makes its own."""
+    (output,) = gm.graph.find_nodes(op="output")
+    found, todo = set(), list(output.all_input_nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += node.all_input_nodes if getattr(node.target, "is_view", False) else []
+    return found
 
 
 def _prologue(

@@ -52,6 +52,10 @@ RANDOM_IN_PLACE = """
 """.split()
 
 
+# So are the answers of these, of zeros alone.
+ZERO_OF_ZEROS = frozenset("add sub mul maximum minimum".split())
+
+
 def unary(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> object:
     """A function of one tensor that makes zero of zero, at least by its defaults."""
     physical = func(x._physical, *args, **kwargs) if kwargs else _call(func, [x._physical, *args])
@@ -73,7 +77,10 @@ def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
     """A function of tensors and scalars that broadcast; the answer takes the first blocked one's format."""
     if not kwargs and are_alike(args) and args[0].is_floating_point():  # nothing broadcasts: most calls, quickly told
         blocking, size = args[0]._blocking, args[0].shape
+        zero = keeps_zero(func, args)
         args = [a._physical if isinstance(a, BlockedTensor) else a for a in args]
+        if zero:
+            return BlockedTensor(_call(func, args), blocking, size)
     else:
         blocking, size = _layout((*args, *kwargs.values()) if kwargs else args)
         args, kwargs = _operands(func, args, kwargs, blocking, size)
@@ -81,6 +88,14 @@ def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
     if isinstance(physical, Tensor):
         return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
     return type(physical)(BlockedTensor(clear_padding(p, blocking, size), blocking, size) for p in physical)
+
+
+def keeps_zero(func: OpOverload, args: tuple) -> bool:
+    """Whether the answer is zero where all tensors among `args` are: its padding needs no clearing."""
+    if func._opname in ("clamp", "hardtanh"):
+        low, high = (0 if v is None else v for v in (*args[1:], 0, 0)[:2])
+        return isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= 0 <= high
+    return func._opname in ZERO_OF_ZEROS and all(isinstance(a, BlockedTensor) for a in args)
 
 
 def _call(func: OpOverload, args: list[object]) -> object:

@@ -1,0 +1,484 @@
+"""The backend of torch.compile: convolutions fused, weights packed once, answers and updates as in eager mode."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import dense
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor import compile_fx
+from torch._inductor import config as inductor_config
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.compile import fusion, hoist
+
+CONVOLUTION = library.convolution_op
+REORDER = torch.ops.torch_blocked.reorder.default
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    # A cache hit would hide the graphs.
+    with inductor_config.patch(force_disable_caches=True):
+        yield
+    torch._dynamo.reset()
+
+
+class Graphs(list):
+    """What Inductor was given to compile: the graphs of a test, in order."""
+
+    def count(self, target):
+        return sum(node.target is target for gm in self for node in gm.graph.nodes)
+
+    def post_ops(self):
+        """(batch normalization, residual, activation) of each convolution."""
+        ops = [fusion.post_ops(n) for gm in self for n in gm.graph.nodes if n.target is CONVOLUTION]
+        return sorted((p.scale is not None, p.residual is not None, p.activation) for p in ops)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that Inductor is given. They run as they are: compiling takes seconds each."""
+    found = Graphs()
+
+    def run(gm, *args, **kwargs):
+        found.append(gm)
+        return make_boxed_func(gm.forward)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", run)
+    return found
+
+
+def compiled(model, **options):
+    return torch.compile(model, backend="torch_blocked", fullgraph=True, **options)
+
+
+def assert_close(actual, expected):
+    """Equal to 1e-4 of the largest value; a compiled graph's blocked output may be blocked."""
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    error = (dense(actual) - dense(expected)).abs().max()
+    assert error <= 1e-4 * dense(expected).abs().max().clamp(min=1e-6), error
+
+
+def randomized(model):
+    """The model in eval mode, its statistics and affine parameters anything but zeros and ones."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.uniform_(-1, 1)
+            module.running_var.uniform_(0.5, 2)
+            if module.affine:
+                nn.init.uniform_(module.weight, -1, 1)
+                nn.init.uniform_(module.bias, -1, 1)
+    return model.eval()
+
+
+class Lambda(nn.Module):
+    """A model of named layers and a function of them and of x."""
+
+    def __init__(self, function, **layers):
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleDict(layers)
+
+    def forward(self, *xs):
+        return self.function(self.layers, *xs)
+
+
+def conv(ic, oc, kernel_size=3, **options):
+    return nn.Conv2d(ic, oc, kernel_size, **{"padding": kernel_size // 2} | options)
+
+
+# ---- Fusion: name -> (the model, post-ops of its convolutions as (batch normalization, residual, activation))
+
+PLAIN = (False, False, "none")
+
+FUSED = {
+    "relu": (lambda: nn.Sequential(conv(3, 17), nn.ReLU()), [(False, False, "relu")]),
+    "relu in place": (lambda: nn.Sequential(conv(3, 17), nn.ReLU(inplace=True)), [(False, False, "relu")]),
+    "relu6": (lambda: nn.Sequential(conv(3, 17), nn.ReLU6()), [(False, False, "relu6")]),
+    "relu6 in place": (lambda: nn.Sequential(conv(3, 17), nn.ReLU6(inplace=True)), [(False, False, "relu6")]),
+    "clamp to [0, 6]": (lambda: Lambda(lambda m, x: m.c(x).clamp(0, 6), c=conv(3, 17)), [(False, False, "relu6")]),
+    "another hardtanh": (lambda: nn.Sequential(conv(3, 17), nn.Hardtanh(-0.1, 0.2)), [PLAIN]),
+    "clamp to [0, inf]": (lambda: Lambda(lambda m, x: m.c(x).clamp(min=0.1), c=conv(3, 17)), [PLAIN]),
+    "batch_norm": (lambda: nn.Sequential(conv(3, 17, bias=False), nn.BatchNorm2d(17)), [(True, False, "none")]),
+    "batch_norm after a bias": (lambda: nn.Sequential(conv(3, 17), nn.BatchNorm2d(17)), [(True, False, "none")]),
+    "batch_norm without affine": (
+        lambda: nn.Sequential(conv(3, 17), nn.BatchNorm2d(17, affine=False), nn.ReLU()), [(True, False, "relu")],
+    ),
+    "batch_norm twice": (
+        lambda: nn.Sequential(conv(3, 17), nn.BatchNorm2d(17), nn.BatchNorm2d(17)), [(True, False, "none")],
+    ),
+    "batch_norm after relu": (
+        lambda: nn.Sequential(conv(3, 17), nn.ReLU(), nn.BatchNorm2d(17)), [(False, False, "relu")],
+    ),
+    "all": (
+        lambda: Lambda(
+            lambda m, x: (lambda y: F.relu(y.sin() + m.b(m.c(y))))(m.a(x)),
+            a=conv(3, 17), b=nn.BatchNorm2d(17), c=conv(17, 17),
+        ),
+        [PLAIN, (True, True, "relu")],
+    ),
+    "all, two convolutions": (
+        lambda: Lambda(
+            lambda m, x: F.relu(m.b(m.c(x)) + m.d(x)), c=conv(3, 17), b=nn.BatchNorm2d(17), d=conv(3, 17, 1)
+        ),
+        [(True, False, "none"), (False, True, "relu")],
+    ),
+    "residual second": (
+        lambda: Lambda(lambda m, x: (lambda y: m.b(y.sigmoid()) + y)(m.a(x)), a=conv(3, 17), b=conv(17, 17)),
+        [PLAIN, (False, True, "none")],
+    ),
+    "residual first": (
+        lambda: Lambda(lambda m, x: (lambda y: y + m.b(y.sigmoid()))(m.a(x)), a=conv(3, 17), b=conv(17, 17)),
+        [PLAIN, (False, True, "none")],
+    ),
+    "residual in place": (
+        lambda: Lambda(lambda m, x: (lambda y: m.b(y.sigmoid()).add_(y))(m.a(x)), a=conv(3, 17), b=conv(17, 17)),
+        [PLAIN, (False, True, "none")],
+    ),
+    "residual twice": (
+        lambda: Lambda(lambda m, x: (lambda y: m.b(y) + y + y.sin())(m.a(x)), a=conv(3, 17), b=conv(17, 17)),
+        [PLAIN, (False, True, "none")],
+    ),
+    "two convolutions": (
+        lambda: Lambda(lambda m, x: m.a(x) + m.b(x), a=conv(3, 17), b=conv(3, 17)), [PLAIN, (False, True, "none")],
+    ),
+    "clamp to [-inf, 6]": (lambda: Lambda(lambda m, x: m.a(x).clamp(max=6), a=conv(3, 17)), [PLAIN]),
+    "add of what depends on it": (
+        lambda: Lambda(lambda m, x: (lambda y: y + y.sigmoid())(m.a(x)), a=conv(3, 17)), [PLAIN],
+    ),
+    "add of itself": (lambda: Lambda(lambda m, x: (lambda y: y + y)(m.a(x)), a=conv(3, 17)), [PLAIN]),
+    "add of a number": (lambda: Lambda(lambda m, x: m.a(x) + 1, a=conv(3, 17)), [PLAIN]),
+    "add with alpha": (
+        lambda: Lambda(lambda m, x: torch.add(m.a(x), m.b(x), alpha=2), a=conv(3, 17), b=conv(3, 17)), [PLAIN, PLAIN],
+    ),
+    "add that broadcasts": (
+        lambda: Lambda(lambda m, x: m.a(x) + m.b(x).mean((2, 3), True), a=conv(3, 17), b=conv(3, 17)), [PLAIN, PLAIN],
+    ),
+    "add of a plain tensor": (lambda: Lambda(lambda m, x: m.a(x) + x, a=conv(3, 3)), None),
+    "used twice": (lambda: Lambda(lambda m, x: (lambda y: (y, y.relu()))(m.a(x)), a=conv(3, 17)), [PLAIN]),
+    "used after relu": (
+        lambda: Lambda(lambda m, x: (lambda y: y.relu() * y.exp())(m.a(x)), a=conv(3, 17)), [PLAIN],
+    ),
+    "seen through a view": (
+        lambda: Lambda(lambda m, x: (lambda y: y.relu() + y[:1].sum())(m.a(x)), a=conv(3, 17)), [PLAIN],
+    ),
+    "relu before add": (
+        lambda: Lambda(lambda m, x: m.a(x).relu() + m.b(x), a=conv(3, 17), b=conv(3, 17)),
+        [(False, False, "relu"), (False, True, "none")],
+    ),
+    "one more after relu": (lambda: nn.Sequential(conv(3, 17), nn.ReLU(), nn.ReLU6()), [(False, False, "relu")]),
+}  # fmt: skip
+
+
+both = pytest.mark.parametrize("blocked", [False, True], ids=["plain", "blocked"])
+
+
+@both
+@pytest.mark.parametrize("name", FUSED)
+@torch.no_grad()
+def test_fusion(name, blocked, graphs):
+    make, expected = FUSED[name]
+    model, x = randomized(make()), torch.randn(2, 3, 6, 5)
+    want = model(x)
+    got = compiled(model.to(tb.blocked) if blocked else model)(x)
+    for actual, answer in zip(*(y if isinstance(y, tuple) else (y,) for y in (got, want)), strict=True):
+        assert_close(actual, answer)
+    if expected is not None:
+        assert graphs.post_ops() == sorted(expected)
+
+
+# ---- Updates: what is computed once is computed anew after its parameters change
+
+
+def block():
+    """A residual block: 17 channels, so that weights are packed and padded."""
+    layers = {"a": conv(3, 17), "n": nn.BatchNorm2d(17), "b": conv(17, 17), "m": nn.BatchNorm2d(17)}
+    return randomized(Lambda(lambda m, x: (lambda y: F.relu(m.m(m.b(y)) + y))(F.relu(m.n(m.a(x)))), **layers))
+
+
+def optimizer_step(model):
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.AdamW(model.parameters(), lr=0.5).step()
+
+
+def replace_data_twice(model):
+    """The second may lie where the first parameter lay."""
+    weight = model.layers.b.weight
+    for factor in (2, 3):
+        weight.data = weight.data * factor
+
+
+UPDATES = {
+    "load_state_dict": lambda model: model.load_state_dict(block().state_dict()),
+    "load_state_dict(assign=True)": lambda model: model.load_state_dict(
+        {k: v * 2 for k, v in model.state_dict().items()}, assign=True
+    ),
+    "in place": lambda model: model.layers.b.weight.mul_(2),
+    "part of it, in place": lambda model: model.layers.b.weight[3].mul_(2),
+    "through detach": lambda model: model.layers.b.weight.detach().mul_(2),
+    "a bias": lambda model: model.layers.b.bias.add_(5),
+    "statistics": lambda model: model.layers.m.running_var.mul_(9),
+    "optimizer": optimizer_step,
+    "data": lambda model: setattr(model.layers.b.weight, "data", model.layers.b.weight.data * 2),
+    "data, twice": replace_data_twice,
+    "parameter": lambda model: setattr(model.layers.b, "weight", nn.Parameter(model.layers.b.weight * 2)),
+}
+
+
+@both
+@pytest.mark.parametrize("name", UPDATES)
+@torch.no_grad()
+def test_updates_are_seen(name, blocked, graphs):
+    model, x = block(), torch.randn(2, 3, 6, 5)
+    model = model.to(tb.blocked) if blocked else model
+    function = compiled(model)
+    before = function(x)
+    for _ in range(2):
+        UPDATES[name](model)
+        assert_close(function(x), dense(model(x)))
+        assert not torch.equal(dense(function(x)), dense(before))
+
+
+@both
+@torch.no_grad()
+def test_packed_once(blocked, graphs, monkeypatch):
+    """And not again while nothing changes."""
+    runs, call = [], hoist.Hoisted.__init__
+
+    def init(self, prologue, *args):
+        call(self, lambda *inputs: runs.append(1) or prologue(*inputs), *args)
+
+    monkeypatch.setattr(hoist.Hoisted, "__init__", init)
+    model, x = block(), torch.randn(2, 3, 6, 5)
+    function = compiled(model.to(tb.blocked) if blocked else model)
+    for calls in (1, 1, 2, 2):
+        if calls > len(runs) > 0:
+            model.layers.m.running_var.mul_(2)
+        function(x)
+        assert len(runs) == calls
+
+
+@torch.no_grad()
+def test_a_returned_value_of_parameters_alone(graphs):
+    """Is the caller's to write to."""
+    model = Lambda(lambda m, x: (m.a(x), m.a.weight * 2, (m.a.weight + 1).flatten()), a=conv(3, 17))
+    function, x = compiled(model), torch.randn(2, 3, 6, 5)
+    for _ in range(2):
+        for actual, expected in zip(function(x), model(x), strict=True):
+            assert_close(actual, expected)
+            actual.zero_()
+
+
+def test_statistics_in_training_without_gradients(graphs):
+    model, x = block().train(), torch.randn(2, 3, 6, 5)
+    other, function = copy.deepcopy(model), compiled(model)
+    with torch.no_grad():
+        for _ in range(3):
+            assert_close(function(x), other(x))
+    for actual, expected in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_inference_tensors(graphs):
+    with torch.inference_mode():
+        model, x = block(), torch.randn(2, 3, 6, 5)
+        function = compiled(model)
+        for _ in range(2):
+            assert_close(function(x), model(x))
+            model.layers.b.weight.mul_(2)
+
+
+# ---- Sizes
+
+
+@both
+@pytest.mark.parametrize("how", ["automatic", "marked", "dynamic=True"])
+@torch.no_grad()
+def test_dynamic_sizes(how, blocked, graphs):
+    model = block()
+    want = copy.deepcopy(model)
+    counter = CompileCounterWithBackend("torch_blocked")
+    function = torch.compile(
+        model.to(tb.blocked) if blocked else model, backend=counter, fullgraph=True,
+        dynamic=True if how == "dynamic=True" else None,
+    )  # fmt: skip
+    for n, h, w in ((2, 6, 5), (3, 9, 8), (5, 12, 17), (7, 15, 11)):
+        x = torch.randn(n, 3, h, w)
+        if how == "marked":
+            for dim in (0, 2, 3):
+                torch._dynamo.mark_dynamic(x, dim)
+        assert_close(function(x), want(x))
+    assert counter.frame_count <= (1 if how == "marked" else 2)
+
+
+# ---- Training
+
+
+def gradients(model, function, x):
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    y = dense(function(x))
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(dense(p.grad) for p in model.parameters())]
+
+
+@both
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_gradients(blocked, training, graphs):
+    plain, x = block().train(training), torch.randn(2, 3, 6, 5)
+    model = copy.deepcopy(plain)
+    model = model.to(tb.blocked) if blocked else model
+    function = compiled(Lambda(lambda m, x: m.model(x).to(memory_format=torch.contiguous_format), model=model))
+    for actual, expected in zip(gradients(model, function, x), gradients(plain, plain, x), strict=True):
+        error = (actual - expected).abs().max()
+        assert error <= 1e-4 * expected.abs().max() + 1e-4, error
+
+
+# ---- What stays as it was
+
+
+def test_without_convolutions(monkeypatch):
+    """The graph goes to Inductor whole."""
+    given = []
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda gm, inputs, **how: given.append(how) or gm.forward)
+    model, x = nn.Sequential(nn.Linear(5, 7), nn.ReLU()), torch.randn(3, 5)
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    assert given == [{"config_patches": {}}]
+
+
+OUTPUTS = {
+    "convolution": lambda m, x: m.a(x),
+    "mean": lambda m, x: m.a(x).mean((2, 3)),
+    "one pixel": lambda m, x: m.a(x)[:, :, 0, 0],
+    "one image": lambda m, x: m.a(x)[0],
+    "flat": lambda m, x: m.a(x).flatten(1),
+    "axes last": lambda m, x: m.a(x).permute(0, 2, 3, 1),
+    "its input": lambda m, x: (x, m.a(x))[1],
+    "softmax": lambda m, x: m.a(x).softmax(1),
+    "argmax": lambda m, x: m.a(x).argmax(1),
+}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", OUTPUTS)
+@torch.no_grad()
+def test_outputs(name, memory_format, graphs):
+    model = Lambda(OUTPUTS[name], a=conv(3, 17))
+    x = torch.randn(2, 3, 6, 5).to(memory_format=memory_format)
+    want, got = model(x), compiled(model)(x)
+    assert type(got) is torch.Tensor and got.stride() == torch.empty_like(want).stride()
+    assert_close(got.float(), want.float())
+
+
+# ---- Convolutions of all kinds: name -> (module, shape of src)
+
+KINDS = {
+    "grouped": (lambda: nn.Conv2d(32, 64, 3, groups=2), (2, 32, 6, 5)),
+    "groups of less than a block": (lambda: nn.Conv2d(12, 20, 3, groups=4), (2, 12, 6, 5)),
+    "depthwise": (lambda: nn.Conv2d(17, 17, 3, groups=17), (2, 17, 6, 5)),
+    "depthwise of two": (lambda: nn.Conv2d(17, 34, 3, groups=17), (2, 17, 6, 5)),
+    "transposed": (lambda: nn.ConvTranspose2d(17, 20, 3, 2, output_padding=1), (2, 17, 6, 5)),
+    "transposed, grouped": (lambda: nn.ConvTranspose2d(32, 32, 3, 2, groups=2), (2, 32, 6, 5)),
+    "1-D": (lambda: nn.Conv1d(17, 20, 3, padding=1), (2, 17, 9)),
+    "3-D": (lambda: nn.Conv3d(17, 20, 3, padding=1), (2, 17, 4, 6, 5)),
+    "transposed 1-D": (lambda: nn.ConvTranspose1d(17, 20, 3), (2, 17, 9)),
+    "transposed 3-D": (lambda: nn.ConvTranspose3d(17, 20, 3), (2, 17, 4, 6, 5)),
+    "same": (lambda: nn.Conv2d(17, 20, 4, padding="same"), (2, 17, 6, 5)),
+    "circular": (lambda: nn.Conv2d(17, 20, 3, padding=1, padding_mode="circular"), (2, 17, 6, 5)),
+    "dilated": (lambda: nn.Conv2d(17, 20, 3, stride=2, dilation=2), (2, 17, 9, 8)),
+    "no batch": (lambda: nn.Conv2d(17, 20, 3), (17, 6, 5)),
+    "empty batch": (lambda: nn.Conv2d(17, 20, 3), (0, 17, 6, 5)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_kinds_of_convolution(name, dtype, graphs):
+    make, shape = KINDS[name]
+    model, x = nn.Sequential(make(), nn.ReLU()).to(dtype), torch.randn(shape, dtype=dtype)
+    want, got = model(x), compiled(model)(x)
+    assert got.dtype == want.dtype and got.stride() == want.stride()
+    torch.testing.assert_close(got, want)
+
+
+@torch.no_grad()
+def test_autocast(graphs):
+    model, x = block(), torch.randn(2, 3, 6, 5)
+
+    def function(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    want, got = function(x), compiled(function)(x)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=0.1, atol=0.1)
+
+
+# ---- Whole parts of networks stay blocked
+
+
+def dense_layer(m, x):
+    y = F.relu(m.a(x))
+    return m.c(F.relu(m.n(torch.cat([y, m.b(y)], 1))))
+
+
+def squeeze_excite(m, x):
+    y = F.silu(m.a(x))
+    return m.d(y * torch.sigmoid(m.c(F.silu(m.b(F.adaptive_avg_pool2d(y, 1))))))
+
+
+def u_net(m, x):
+    y = F.relu(m.a(x))
+    return m.d(torch.cat([y, m.c(F.relu(m.b(F.max_pool2d(y, 2))))], 1))
+
+
+NETWORKS = {
+    "residual block": block,
+    "dense layer": lambda: Lambda(dense_layer, a=conv(3, 32), b=conv(32, 16), n=nn.BatchNorm2d(48), c=conv(48, 20, 1)),
+    "squeeze and excitation": lambda: Lambda(
+        squeeze_excite, a=conv(3, 24), b=conv(24, 6, 1), c=conv(6, 24, 1), d=conv(24, 20, 1)
+    ),
+    "U-Net": lambda: Lambda(u_net, a=conv(3, 16), b=conv(16, 32), c=nn.ConvTranspose2d(32, 16, 2, 2), d=conv(32, 17)),
+}
+
+
+@both
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_no_fallback_and_no_reorder(name, blocked, graphs):
+    model, x = randomized(NETWORKS[name]()), torch.randn(2, 3, 8, 6)
+    want = model(x)
+    with tb.fallback("error"):
+        got = compiled(model.to(tb.blocked) if blocked else model)(x)
+    assert_close(got, want)
+    assert len(graphs) == 1 and graphs.count(REORDER) == 0
+
+
+@both
+@torch.no_grad()
+def test_compiled_by_inductor(blocked):
+    """The rest of the file runs graphs as they are; here their code is generated, of dynamic sizes too."""
+    model = block()
+    want = copy.deepcopy(model)
+    function = compiled(model.to(tb.blocked) if blocked else model)
+    for n, h, w in ((2, 6, 5), (3, 9, 8)):
+        x = torch.randn(n, 3, h, w)
+        for _ in range(2):
+            assert_close(function(x), want(x))
+    for m in (model, want):
+        m.layers.b.weight.mul_(2)
+    assert_close(function(x), want(x))
+
+
+def test_training_compiled_by_inductor():
+    plain, x = block().train(), torch.randn(2, 3, 6, 5)
+    model = copy.deepcopy(plain)
+    for actual, expected in zip(gradients(model, compiled(model), x), gradients(plain, plain, x), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
