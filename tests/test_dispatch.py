@@ -1657,6 +1657,10 @@ CALLS = {
     aten.native_batch_norm_backward.default: lambda x, f: f(
         x + 1, x, ones(x), None, None, ones(x), 2 * ones(x), True, 1e-5, [True, True, True]
     ),
+    aten.pixel_shuffle.default: lambda x, f: f(x.repeat(1, 4, 1, 1), 2),
+    aten.pixel_unshuffle.default: lambda x, f: f(x.repeat(1, 1, 1, 2), 2),
+    aten.channel_shuffle.default: lambda x, f: f(x.repeat(1, 2, 1, 1), 2),
+    aten.native_channel_shuffle.default: lambda x, f: f(x.repeat(1, 3, 1, 1), 3),
     aten.conv2d.default: lambda x, f: f(x, x, None, [1, 1], [1, 1]),
     aten.batch_norm.default: lambda x, f: f(x, ones(x), None, ones(x), 2 * ones(x), False, 0.1, 1e-5, False),
     aten._native_batch_norm_legit_no_training.default: lambda x, f: f(x, None, None, ones(x), 2 * ones(x), 0.1, 1e-5),

@@ -107,3 +107,35 @@ def test_axes_changed_in_place(mode):
                 assert f(x) is x
                 assert_same(x, f(expected))
         assert isinstance(x, tb.BlockedTensor)
+
+
+SHUFFLES = {
+    "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 3), (2, 153, 4, 5)),
+    "pixel_unshuffle": (lambda x: F.pixel_unshuffle(x, 2), (2, 17, 4, 6)),
+    "channel_shuffle": (lambda x: F.channel_shuffle(x, 3), (2, 51, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_shuffles(name):
+    f, size = SHUFFLES[name]
+    x = torch.randn(size)
+    for fmt in (tb.nChw16c, tb.nChw8c):
+        check(f, x.to(fmt))
+
+
+@pytest.mark.parametrize("name", ["pixel_shuffle", "pixel_unshuffle"])
+def test_gradients_of_shuffles(name):
+    f, size = SHUFFLES[name]
+    x = torch.randn(size)
+    grads = []
+    for leaf in (x.clone().requires_grad_(), x.to(tb.nChw16c).requires_grad_()):
+        f(leaf).square().sum().backward()
+        grads.append(leaf.grad)
+    assert_same(grads[1], grads[0])
+
+
+def test_shuffles_refuse_what_pytorch_refuses():
+    for f in (lambda x: F.pixel_shuffle(x, 2), lambda x: F.pixel_unshuffle(x, 3), lambda x: F.channel_shuffle(x, 2)):
+        with pytest.raises(RuntimeError):
+            f(torch.randn(1, 17, 4, 5).to(tb.nChw16c))

@@ -16,6 +16,7 @@ FAMILIES = (
     "pooling_backward",
     "reduction",
     "shape",
+    "shuffle",
     "structural",
     "views",
     "inplace_views",
