@@ -18,7 +18,7 @@ from torch import Tensor
 
 import torch_blocked as tb
 from torch_blocked.dispatch import registry
-from torch_blocked.dispatch.pointwise import handler_of, pointwise, pointwise_
+from torch_blocked.dispatch.pointwise import POOLED, handler_of, pointwise, pointwise_
 
 aten = torch.ops.aten
 
@@ -1646,6 +1646,29 @@ def test_each_pointwise_overload_of_special_values(overload):
         a[0, 0, 0], a[1, 16, 1], a[0, 5, 1] = special.roll(i), special, special.roll(2 * i)
     check_overload(overload, arrange(args, (tb.nChw16c,)), kwargs)
     check_overload(overload, arrange(args, (tb.nChw8c, None)), kwargs)
+
+
+LARGE = {
+    "add": lambda x: x + x,
+    "a float": lambda x: x * 2.5,
+    "an int": lambda x: x / 3,
+    "a complex number": lambda x: x * 2j,
+    "a complex sum": lambda x: x + 1j,
+    "a tensor of no dims": lambda x: x * torch.tensor(2.0, dtype=torch.float64),
+    "clamp": lambda x: x.clamp(0.1, 1),
+    "sigmoid": lambda x: x.sigmoid(),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "plain and broadcast": lambda x: x + torch.ones(17, 1, 1),
+    "relu backward": lambda x: aten.threshold_backward(x, x - 1, 0),
+}
+
+
+@cases(LARGE)
+def test_large_answers(case):
+    """Those that lie in the pool."""
+    x = torch.randn(2, 17, 96, 96)
+    assert x.to(tb.nChw16c).physical.numel() >= POOLED
+    check(case, x.to(tb.nChw16c), expects=contextlib.nullcontext)
 
 
 # The overloads outside the pointwise families: a function of a blocked image of `c` channels that calls it.

@@ -41,7 +41,7 @@ WITHOUT_BLOCKS = [
 # ---- Over a blocked axis: (x, its number, keywords of the operator) -> the physical tensor
 
 
-def _exponentials(x: BlockedTensor, axis: int) -> tuple[Tensor, Tensor, list[int]]:
+def _exponentials(x: BlockedTensor, axis: int) -> tuple[Tensor, Tensor]:
     """x less its greatest element, and the sum of the exponentials, in float32 at least."""
     dims = physical_dims(x, [axis])
     physical = fill_padding(x, [axis], -math.inf).to(accurate(x.dtype))
@@ -49,16 +49,16 @@ def _exponentials(x: BlockedTensor, axis: int) -> tuple[Tensor, Tensor, list[int
     for d in dims:  # outer dim first: whole blocks at a time
         greatest = greatest.amax(d, True)
     below = physical - greatest
-    return below, below.exp().sum(dims, True), dims
+    return below, below.exp().sum(dims, True)
 
 
 def _softmax(x: BlockedTensor, axis: int, half_to_float: bool) -> Tensor:
-    below, total, _ = _exponentials(x, axis)
+    below, total = _exponentials(x, axis)
     return below.exp_().div_(total).to(x.dtype)
 
 
 def _log_softmax(x: BlockedTensor, axis: int, half_to_float: bool) -> Tensor:
-    below, total, _ = _exponentials(x, axis)
+    below, total = _exponentials(x, axis)
     return below.sub_(total.log_()).to(x.dtype)
 
 

@@ -24,6 +24,9 @@ ZERO_PRESERVING = """
     nan_to_num positive rad2deg relu round sgn sign silu sin sinh sqrt square tan tanh trunc
 """.split()
 
+# Of several tensors, zero where all are.
+ZERO_OF_ZEROS = frozenset("add sub mul maximum minimum".split())
+
 # PyTorch tags operators as pointwise; these are, and are not tagged.
 UNTAGGED = """
     copysign elu_backward eq floor_divide ge gt hardsigmoid_backward hardswish hardswish_backward hardtanh_backward
@@ -52,10 +55,6 @@ RANDOM_IN_PLACE = """
 """.split()
 
 
-# So are the answers of these, of zeros alone.
-ZERO_OF_ZEROS = frozenset("add sub mul maximum minimum".split())
-
-
 def unary(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> object:
     """A function of one tensor that makes zero of zero, at least by its defaults."""
     physical = func(x._physical, *args, **kwargs) if kwargs else _call(func, [x._physical, *args])
@@ -76,8 +75,7 @@ def unary_(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) 
 def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
     """A function of tensors and scalars that broadcast; the answer takes the first blocked one's format."""
     if not kwargs and are_alike(args) and args[0].is_floating_point():  # nothing broadcasts: most calls, quickly told
-        blocking, size = args[0]._blocking, args[0].shape
-        zero = keeps_zero(func, args)
+        blocking, size, zero = args[0]._blocking, args[0].shape, keeps_zero(func, args)
         args = [a._physical if isinstance(a, BlockedTensor) else a for a in args]
         if zero:
             return BlockedTensor(_call(func, args), blocking, size)
@@ -101,15 +99,19 @@ def keeps_zero(func: OpOverload, args: tuple) -> bool:
 def _call(func: OpOverload, args: list[object]) -> object:
     """`func` of physical tensors; a large answer in the pool."""
     first = args[0]
-    if type(first) is not Tensor or first.numel() < POOLED or func._opname not in KEEPS_DTYPE:
-        return func(*args)
-    others = [a for a in args if isinstance(a, Tensor) and a is not first]
-    if not first.is_contiguous() or any(a.dtype != first.dtype or a.shape != first.shape for a in others):
-        return func(*args)
-    if first.device.type != "cpu" or not first.is_floating_point():
+    if type(first) is not Tensor or first.numel() < POOLED or func._opname not in KEEPS_DTYPE or not _is_like(*args):
         return func(*args)
     into, name = _out_variant(func)
     return into(*args, **{name: library.empty_like(first)})
+
+
+def _is_like(first: Tensor, *others: object) -> bool:
+    """Whether the answer of an operator of KEEPS_DTYPE is laid out as `first`, in the CPU's memory."""
+    if not (first.is_cpu and first.is_floating_point() and first.is_contiguous()):
+        return False
+    if any(isinstance(a, complex) for a in others):
+        return False
+    return all(a.dtype == first.dtype and a.shape == first.shape for a in others if isinstance(a, Tensor))
 
 
 @functools.cache
