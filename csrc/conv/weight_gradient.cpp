@@ -9,8 +9,6 @@
 // error small. Threads share the blocks of diff_wei, not the pixels.
 #include "../kernels/weight_gradient.h"
 
-#include <cstring>
-
 #include "../parallel.h"
 #include "../reorder.h"
 #include "../scratch.h"
@@ -21,14 +19,6 @@ namespace {
 
 constexpr int64_t chunk_pixels = 256;                  // src and diff_dst of one block are a third of L1 each
 constexpr int64_t ic_tile_bytes = int64_t(256) << 10;  // src of some blocks, in L2 while all blocks of diff_dst pass
-
-const WeightGradientKernels* find_kernels(int64_t block) {
-  for (int tier = int(isa()); tier >= 0; tier--) {
-    const WeightGradientKernels& kernels = TORCH_BLOCKED_KERNELS(weight_gradient_kernels, Isa(tier));
-    if (kernels.block == block) return &kernels;
-  }
-  return nullptr;
-}
 
 // The dst positions [begin, end) of `dst` whose src, `first` for dst 0, lies inside it.
 struct Range {
@@ -90,7 +80,7 @@ MemoryDesc format(const Conv& c) {
 }
 
 Problem::Problem(const Conv& c, const float* diff_dst_, float* diff_wei_)
-    : conv(c), diff_dst(diff_dst_), diff_wei(diff_wei_), kernels(*find_kernels(c.block)) {
+    : conv(c), diff_dst(diff_dst_), diff_wei(diff_wei_), kernels(*c.kernels()->weight_gradient) {
   deep = c.od > 1 || c.kd > 1;
   lane_wise = is_lane_wise(c);
   const bool plain = c.src_md.is_plain();
@@ -143,7 +133,7 @@ void add_outer_products(const Problem& p, const Chunk& chunk, int64_t oc_block, 
     a.diff_wei = p.diff_wei + c.wei_md.off_v(index);
     a.src_ahead = ahead.src;
     a.diff_dst_ahead = ahead.diff_dst;
-    const int64_t all = p.run * p.lanes, ncalls = (all + p.kernels.block - 1) / p.kernels.block;
+    const int64_t all = p.run * p.lanes, ncalls = (all + c.block - 1) / c.block;
     for (int64_t call = 0; call < ncalls; call++) {
       int64_t begin, end;
       split(all, ncalls, call, begin, end);

@@ -7,6 +7,7 @@
 #include "depthwise.h"
 #include "tier.h"
 #include "vec.h"
+#include "weight_gradient.h"
 
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
@@ -103,6 +104,7 @@ constexpr ConvKernels make_table() {
   fill<2, 1, 1>(table.plain_row[1][0], cols);
   fill<2, 1, 2>(table.plain_row[1][1], cols);
   table.depthwise = &TORCH_BLOCKED_TIER_NAME(depthwise_kernels);
+  table.weight_gradient = &TORCH_BLOCKED_TIER_NAME(weight_gradient_kernels);
   table.copy_pixels = copy_pixels;
   table.copy_plain = copy_plain;
   return table;

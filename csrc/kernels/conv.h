@@ -45,7 +45,8 @@ using ConvKernel = void (*)(const ConvArgs&);
 
 constexpr int conv_max_cols = 14, conv_max_plain_stride = 2;
 
-struct DepthwiseKernels;  // depthwise.h
+struct DepthwiseKernels;       // depthwise.h
+struct WeightGradientKernels;  // weight_gradient.h
 
 struct ConvKernels {
   int64_t block;
@@ -57,6 +58,7 @@ struct ConvKernels {
   // [stride - 1]: src is a plain plane, its pixels 1 or 2 apart, not `block`
   ConvKernel plain_row[conv_max_plain_stride][2][conv_max_cols];
   const DepthwiseKernels* depthwise;
+  const WeightGradientKernels* weight_gradient;
 
   // dst[j] = src[j * stride] for n pixels of one block, or (plain) of one element.
   void (*copy_pixels)(const float* src, int64_t stride, float* dst, int64_t n);

@@ -56,7 +56,7 @@ void lane_product(const WeightGradientArgs& a, const LaneMap* map) {
 
 template <size_t... I>
 constexpr WeightGradientKernels make_table(std::index_sequence<I...>) {
-  return {block, {outer_product<int(I) + 1>...}, lane_product};
+  return {{outer_product<int(I) + 1>...}, lane_product};
 }
 
 }  // namespace

@@ -20,7 +20,6 @@ struct WeightGradientArgs {
 };
 
 struct WeightGradientKernels {
-  int64_t block;
   // [lanes - 1]: diff_wei[i] += the sum over pixels of src[i] * diff_dst, for `lanes` neighbouring floats of src.
   void (*outer_product[max_lanes])(const WeightGradientArgs&);
   // diff_wei[0] += the sum over pixels of src * diff_dst, lane by lane; the map, unless null, moves src's lanes.

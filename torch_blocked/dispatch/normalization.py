@@ -119,8 +119,7 @@ def batch_norm_without_running(
 
 def _statistics(x: BlockedTensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel."""
-    cpu = x._physical.device.type == "cpu"
-    op = library.batch_norm_statistics_op if cpu else library.batch_norm_statistics_aten
+    op = library.batch_norm_statistics_op if x.is_cpu else library.batch_norm_statistics_aten
     return op(x._physical, x.size(1))
 
 
@@ -143,8 +142,7 @@ def batch_norm_backward(
         mean, invstd = running_mean, torch.rsqrt(running_var + eps)
     if mean is None or not _has_kernel(x, weight, mean, invstd) or grad.dtype is not torch.float32:
         return fallback(func, grad, x, weight, running_mean, running_var, mean, invstd, training, eps, output_mask)
-    cpu = x._physical.device.type == "cpu"
-    op = library.batch_norm_backward_op if cpu else library.batch_norm_backward_aten
+    op = library.batch_norm_backward_op if x.is_cpu else library.batch_norm_backward_aten
     diff_dst = to_blocking(grad, x._blocking)
     diff_src, *others = op(diff_dst, x._physical, *map(to_plain, (weight, mean, invstd)), training)
     grads = BlockedTensor(diff_src, x._blocking, x.shape), *others
