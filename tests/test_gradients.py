@@ -10,7 +10,7 @@ from test_convolutions import CONVOLUTIONS, TRANSPOSED
 from test_library import SHAPES, between_nans, check, guarded, pair  # noqa: F401
 
 import torch_blocked as tb
-from torch_blocked import library
+from torch_blocked import equivalents, library
 from torch_blocked.formats import activation_format, weight_format
 
 # (n, ic, oc, src, kernel, stride, padding, dilation, groups)
@@ -238,11 +238,13 @@ def test_batch_norm_operators(isa, guarded, channels, block):  # noqa: F811
         weight, invstd = torch.randn(channels), torch.rand(channels) + 0.1
         for training in (True, False):
             arguments = (diff.to(fmt).physical, x.to(fmt).physical, weight, mean, invstd, training)
-            expected = library.batch_norm_backward_aten(*(a.double() if torch.is_tensor(a) else a for a in arguments))
+            expected = equivalents.batch_norm_backward_aten(
+                *(a.double() if torch.is_tensor(a) else a for a in arguments)
+            )
             physical, *others = library.batch_norm_backward_op(*arguments)
             check(
                 tb.BlockedTensor(physical, fmt.blocking, x.shape),
-                library.blocked_to_plain(expected[0], size, (1, block)),
+                equivalents.blocked_to_plain(expected[0], size, (1, block)),
             )
             for found, right in zip(others, expected[1:], strict=True):
                 torch.testing.assert_close(found, right.float(), rtol=1e-4, atol=1e-3)

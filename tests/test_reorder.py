@@ -13,7 +13,7 @@ from conftest import assert_same
 from torch._subclasses import FakeTensorMode
 
 import torch_blocked as tb
-from torch_blocked import library
+from torch_blocked import equivalents, library
 from torch_blocked.reorder import to_dense
 
 nan = torch.nan
@@ -169,7 +169,7 @@ def test_from_a_part_of_a_blocked_tensor(isa, src_tag, cut):
     blocking = tb.format(src_tag).blocking
     part = cut(lay_out(torch.randn(34, 35, 3, 4), src_tag))
     size = tuple(n * blocking.block(d) for d, n in enumerate(part.shape[:4]))
-    x = library.blocked_to_plain(part.clone(), size, flat(src_tag)).contiguous()
+    x = equivalents.blocked_to_plain(part.clone(), size, flat(src_tag)).contiguous()
     for dst_tag in "nchw nhwc chwn nChw8c OIhw16i16o hwIO4i3o".split():
         assert_lies_as(reorder(part, size, src_tag, dst_tag), dst_tag, x)
 
@@ -183,9 +183,9 @@ def guarded():
 
 
 def assert_reordered(x, src_tag, dst_tag):
-    src = library.plain_to_blocked(x, tb.format(src_tag).order, flat(src_tag))
+    src = equivalents.plain_to_blocked(x, tb.format(src_tag).order, flat(src_tag))
     dst = reorder(src, tuple(x.shape), src_tag, dst_tag)
-    expected = library.plain_to_blocked(x, tb.format(dst_tag).order, flat(dst_tag))
+    expected = equivalents.plain_to_blocked(x, tb.format(dst_tag).order, flat(dst_tag))
     assert same_bits(dst, expected) and dst.stride() == expected.stride()
 
 
@@ -254,11 +254,11 @@ def test_with_threads(size, src_tag, dst_tag, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        src = library.plain_to_blocked(x, tb.format(src_tag).order, flat(src_tag))
+        src = equivalents.plain_to_blocked(x, tb.format(src_tag).order, flat(src_tag))
         dst = reorder(src, size, src_tag, dst_tag)
     finally:
         torch.set_num_threads(before)
-    expected = library.plain_to_blocked(x, tb.format(dst_tag).order, flat(dst_tag))
+    expected = equivalents.plain_to_blocked(x, tb.format(dst_tag).order, flat(dst_tag))
     assert torch.equal(dst, expected) and dst.stride() == expected.stride()
 
 
@@ -357,7 +357,7 @@ def nearest_even_saturated(value, dtype):
 def test_floating_point_to_integer(source, dtype):
     x = torch.tensor(SPECIAL, dtype=torch.float64).to(source)
     expected = torch.tensor([nearest_even_saturated(v, dtype) for v in x.tolist()], dtype=dtype)
-    for op in (library.reorder_op, library.reorder_aten):
+    for op in (library.reorder_op, equivalents.reorder_aten):
         for tag in ("a", "A16a"):
             dst = reorder(x, (len(x),), "a", tag, dtype, op)
             assert dst.dtype == dtype
@@ -379,10 +379,10 @@ def test_other_pairs_convert_as_in_pytorch(source, dtype):
     x = random_bits((2, 19, 3), torch.int16).to(source)
     if source.is_floating_point or source.is_complex:
         x = x / 7 + 0.1
-    for op in (library.reorder_op, library.reorder_aten):
+    for op in (library.reorder_op, equivalents.reorder_aten):
         dst = reorder(x, tuple(x.shape), "ncw", "nCw16c", dtype, op)
         assert dst.dtype == dtype
-        expected = library.plain_to_blocked(x.to(dtype), (0, 1, 2), (1, 16))
+        expected = equivalents.plain_to_blocked(x.to(dtype), (0, 1, 2), (1, 16))
         assert torch.equal(dst, expected) and dst.stride() == expected.stride()
 
 
@@ -402,7 +402,7 @@ def test_aten_operations_do_the_same():
         src = reorder(torch.randn(size), size, "abcdef"[: len(size)], src_tag)
         for dtype in (None, torch.float64, torch.int8):
             expected = reorder(src, size, src_tag, dst_tag, dtype)
-            actual = reorder(src, size, src_tag, dst_tag, dtype, library.reorder_aten)
+            actual = reorder(src, size, src_tag, dst_tag, dtype, equivalents.reorder_aten)
             case = (size, src_tag, dst_tag, dtype)
             assert actual.dtype == expected.dtype and torch.equal(actual, expected), case
             assert actual.stride() == expected.stride(), case
@@ -516,7 +516,7 @@ def test_fake_operator_has_the_real_shape_and_strides(name, case):
 def test_operator_against_aten_operations(isa, name, case):
     args, kwargs = dict(OPERATORS[name]())[case]
     actual = getattr(torch.ops.torch_blocked, name)(*args, **kwargs)
-    expected = getattr(library, f"{name}_aten")(*args, **kwargs)
+    expected = getattr(equivalents, f"{name}_aten")(*args, **kwargs)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert actual.stride() == expected.stride()
 
@@ -576,7 +576,7 @@ def test_gradient_of_a_plain_tensor_is_plain(name):
     assert type(x.grad) is torch.Tensor
 
 
-@pytest.mark.parametrize("op", [library.reorder_op, library.reorder_aten], ids=["operator", "aten"])
+@pytest.mark.parametrize("op", [library.reorder_op, equivalents.reorder_aten], ids=["operator", "aten"])
 @pytest.mark.parametrize(("src_tag", "dst_tag"), PAIRS)
 def test_gradients_of_the_operator(op, src_tag, dst_tag):
     src = lay_out(torch.randn(SMALL, dtype=torch.float64), src_tag).clone().requires_grad_()
@@ -594,7 +594,7 @@ def test_gradient_through_a_dtype(dtype):
     weights = torch.randn(2, 2, 3, 16).to(dtype)
     reorder(x, (2, 20, 3), "ncw", "nCw16c", dtype).backward(weights)
     assert x.grad.dtype == f32
-    torch.testing.assert_close(x.grad, library.blocked_to_plain(weights, (2, 20, 3), (1, 16)).float())
+    torch.testing.assert_close(x.grad, equivalents.blocked_to_plain(weights, (2, 20, 3), (1, 16)).float())
     x.grad = None
     x.to(dtype, tb.nCw16c).to_dense().float().sum().backward()
     assert type(x.grad) is torch.Tensor and x.grad.dtype == f32 and torch.equal(x.grad, torch.ones_like(x))

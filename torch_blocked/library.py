@@ -1,4 +1,6 @@
-"""The C++ operators' Python face: loading, shape-only kernels, autograd, the same in ATen operations.
+"""The C++ operators' Python face: loading, settings, shape-only kernels, autograd.
+
+The same in ATen operations is equivalents.py.
 
 The operators take and return physical tensors. A blocking is a flat list (axis, size, axis, size, ...), outermost
 inner block first; a plain tensor's is empty.
@@ -60,13 +62,13 @@ diff_src``
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from torch_blocked import equivalents
 from torch_blocked.memory_desc import Blocking
 
 _PATH = next(Path(__file__).parent.glob("_C*"))
@@ -206,304 +208,6 @@ def guard_outputs(on: bool) -> int:
     return ops.guard_outputs(on)
 
 
-# ---- The same in ATen operations: other devices, tracing, the derivative of the convolution
-
-
-def _pairs(blocking: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(blocking[::2], blocking[1::2], strict=True))
-
-
-def blocked_to_plain(src: Tensor, size: Sequence[int], blocking: Sequence[int]) -> Tensor:
-    """The logical tensor of a physical one: each axis' blocks beside it, merged, the padding cut off."""
-    pairs, ndim = _pairs(blocking), len(size)
-    axes = [[d] + [ndim + i for i, (axis, _) in enumerate(pairs) if axis == d] for d in range(ndim)]
-    src = src.permute([p for group in axes for p in group])
-    for d, group in enumerate(axes):
-        if len(group) > 1:
-            src = src.flatten(d, d + len(group) - 1).narrow(d, 0, size[d])
-    return src
-
-
-def plain_to_blocked(src: Tensor, order: Sequence[int], blocking: Sequence[int]) -> Tensor:
-    """The physical tensor of a logical one: padded with zeros, split into blocks, dense in the order `order`."""
-    blocking, ndim = Blocking(_pairs(blocking)), src.dim()
-    outer = blocking.outer(tuple(src.shape))
-    blocks = [[i for i, axis in enumerate(blocking.inner_idxs) if axis == d] for d in range(ndim)]
-    if blocking:
-        tail = [padded - n for padded, n in zip(blocking.padded(tuple(src.shape)), src.shape, strict=True)]
-        src = F.pad(src, [side for n in reversed(tail) for side in (0, n)])
-        src = src.reshape([n for d in range(ndim) for n in (outer[d], *(blocking.inner_blks[i] for i in blocks[d]))])
-    # Where the outer dim of each axis, and each inner block, has come to lie.
-    starts = [d + sum(map(len, blocks[:d])) for d in range(ndim)]
-    inner = [starts[axis] + 1 + blocks[axis].index(i) for i, axis in enumerate(blocking.inner_idxs)]
-    src = src.permute([*(starts[d] for d in order), *inner]).clone(memory_format=torch.contiguous_format)
-    return src.permute([*(list(order).index(d) for d in range(ndim)), *range(ndim, ndim + len(inner))])
-
-
-def convert(src: Tensor, dtype: torch.dtype) -> Tensor:
-    """`src` in another dtype by oneDNN's rule: floating point to integer rounds to nearest even and saturates."""
-    if not src.is_floating_point() or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        return src.to(dtype)
-    info, exact = torch.iinfo(dtype), src.double().nan_to_num(0.0).round()
-    if info.bits < 64:
-        return exact.clamp(info.min, info.max).to(dtype)
-    bound = float(2 ** (info.bits - (info.min < 0)))
-    over = exact >= bound
-    inside = torch.where(over, 0.0, exact.clamp_min(float(info.min))).to(dtype).view(torch.int64)
-    largest = info.max if info.min < 0 else -1  # -1 has the bits of 2**64 - 1
-    return torch.where(over, largest, inside).view(dtype)
-
-
-def reorder_aten(
-    src: Tensor,
-    size: Sequence[int],
-    src_blocking: Sequence[int],
-    dst_order: Sequence[int],
-    dst_blocking: Sequence[int],
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """`reorder` in ATen operations: any device, any dtype, traceable, differentiable."""
-    plain = blocked_to_plain(src, size, src_blocking)
-    if dtype is not None and dtype != src.dtype:
-        plain = convert(plain, dtype)
-    return plain_to_blocked(plain, dst_order, dst_blocking)
-
-
-_ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "relu6": F.relu6}
-
-
-def convolution_aten(
-    src: Tensor,
-    src_blocking: Sequence[int],
-    weight: Tensor,
-    weight_size: Sequence[int],
-    weight_blocking: Sequence[int],
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    block: int,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str = "none",
-) -> Tensor:
-    """`convolution` in ATen operations: any device, differentiable."""
-    ndim = len(weight_size)
-    x = blocked_to_plain(src, (src.size(0), weight_size[1] * groups, *src.shape[2:ndim]), src_blocking)
-    w = blocked_to_plain(weight, weight_size, weight_blocking)
-    y = torch.convolution(x, w, bias, stride, padding, dilation, False, [0] * (ndim - 2), groups)
-    channels = (-1, *[1] * (ndim - 2))
-    if scale is not None:
-        y = y * scale.view(channels)
-    if shift is not None:
-        y = y + shift.view(channels)
-    if residual is not None:
-        y = y + blocked_to_plain(residual, y.shape, (1, block))
-    return plain_to_blocked(_ACTIVATIONS[activation](y), range(ndim), (1, block))
-
-
-def convolution_transpose_aten(
-    src: Tensor,
-    src_blocking: Sequence[int],
-    weight: Tensor,
-    weight_size: Sequence[int],
-    weight_blocking: Sequence[int],
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    block: int,
-) -> Tensor:
-    """`convolution_transpose` in ATen operations: any device, differentiable."""
-    ndim = len(weight_size)
-    x = blocked_to_plain(src, (src.size(0), weight_size[0], *src.shape[2:ndim]), src_blocking)
-    w = blocked_to_plain(weight, weight_size, weight_blocking)
-    y = torch.convolution(x, w, bias, stride, padding, dilation, True, output_padding, groups)
-    return plain_to_blocked(y, range(ndim), (1, block))
-
-
-def convolution_weight_gradient_aten(
-    src: Tensor,
-    src_blocking: Sequence[int],
-    diff_dst: Tensor,
-    weight_size: Sequence[int],
-    weight_order: Sequence[int],
-    weight_blocking: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """`convolution_weight_gradient` in ATen operations: any device, differentiable."""
-    ndim = len(weight_size)
-    x = blocked_to_plain(src, (src.size(0), weight_size[1] * groups, *src.shape[2:ndim]), src_blocking)
-    dst_size = (diff_dst.size(0), weight_size[0], *diff_dst.shape[2:ndim])
-    diff = blocked_to_plain(diff_dst, dst_size, (1, int(diff_dst.size(-1))))
-    _, diff_weight, _ = torch.ops.aten.convolution_backward(
-        diff, x, x.new_zeros(weight_size), None, stride, padding, dilation, False, [0] * (ndim - 2), groups,
-        [False, True, False],
-    )  # fmt: skip
-    return plain_to_blocked(diff_weight, weight_order, weight_blocking)
-
-
-def batch_norm_aten(
-    src: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
-) -> Tensor:
-    """`batch_norm` in ATen operations: any device, any floating dtype, differentiable."""
-    scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return src * _channels_as(src, scale) + _channels_as(src, shift)
-
-
-def _channels_as(src: Tensor, values: Tensor) -> Tensor:
-    """A value a channel, of the physical shape that broadcasts against `src`."""
-    block = src.size(-1)
-    return F.pad(values, [0, -values.size(0) % block]).view([-1, *[1] * (src.dim() - 3), block])
-
-
-def batch_norm_statistics_aten(src: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    """`batch_norm_statistics` in ATen operations: any device, any floating dtype, differentiable."""
-    dims = [0, *range(2, src.dim() - 1)]
-    # Not var_mean, whose mean of infinities is NaN.
-    mean, var = src.mean(dims), src.var(dims, correction=0)
-    return mean.flatten()[:channels].clone(), var.flatten()[:channels].clone()
-
-
-def batch_norm_backward_aten(
-    diff_dst: Tensor, src: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, training: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`batch_norm_backward` in ATen operations: any device, any floating dtype, differentiable."""
-    dims, channels = [0, *range(2, src.dim() - 1)], mean.size(0)
-    apart = src - _channels_as(src, mean)
-    total = diff_dst.sum(dims).flatten()[:channels]
-    products = (diff_dst * apart).sum(dims).flatten()[:channels]
-    factor = invstd if weight is None else invstd * weight
-    diff_src = diff_dst * _channels_as(src, factor)
-    if training:
-        count = src.numel() // (src.size(1) * src.size(-1))
-        slope, shift = -factor * invstd.square() * products / count, -factor * total / count
-        diff_src = diff_src + apart * _channels_as(src, slope) + _channels_as(src, shift)
-    return diff_src, products * invstd, total.clone()
-
-
-def pool_aten(
-    src: Tensor,
-    channels: int,
-    output_size: Sequence[int],
-    mode: str,
-    kernel_size: Sequence[int] = (),
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (),
-    dilation: Sequence[int] = (),
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    indices: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """`pool` in ATen operations: any device, any floating dtype, differentiable."""
-    blocking = (1, int(src.size(-1)))
-    x = blocked_to_plain(src, (src.size(0), channels, *src.shape[2:4]), blocking)
-    if mode == "max":
-        window = (kernel_size, stride, padding, dilation, True)
-        ys = (
-            F.max_pool2d_with_indices(x, *window) if kernel_size else F.adaptive_max_pool2d_with_indices(x, output_size)
-        )
-    elif kernel_size:
-        ys = (F.avg_pool2d(x, kernel_size, stride, padding, True, count_include_pad, divisor_override),)
-    else:
-        ys = (F.adaptive_avg_pool2d(x, output_size),)
-    # Rounded up there may be one window more than the caller wants.
-    oh, ow = output_size
-    dst, *found = (plain_to_blocked(y[..., :oh, :ow], (0, 1, 2, 3), blocking) for y in ys)
-    return dst, found[0] if indices else dst.new_empty(0, dtype=torch.int64)
-
-
-def upsample_aten(
-    src: Tensor,
-    output_size: Sequence[int],
-    mode: str,
-    align_corners: bool = False,
-    scale_h: float | None = None,
-    scale_w: float | None = None,
-) -> Tensor:
-    """`upsample` in ATen operations: any device, any floating dtype, differentiable."""
-    n, c_blocks, h, w, _ = src.shape
-    block = int(src.size(-1))
-    x = blocked_to_plain(src, (n, c_blocks * block, h, w), (1, block))
-    if mode == "bilinear":
-        y = torch.ops.aten.upsample_bilinear2d(x, output_size, align_corners, scale_h, scale_w)
-    elif mode == "nearest":
-        y = torch.ops.aten.upsample_nearest2d(x, output_size, scale_h, scale_w)
-    else:
-        y = torch.ops.aten._upsample_nearest_exact2d(x, output_size, scale_h, scale_w)
-    return plain_to_blocked(y, (0, 1, 2, 3), (1, block))
-
-
-def _as_images(physical: Tensor) -> Tensor:
-    """A batch of images of one block of channels: (n * blocks, block, h, w)."""
-    return physical.flatten(0, 1).movedim(-1, 1)
-
-
-def _from_images(images: Tensor, like: Tensor) -> Tensor:
-    return images.movedim(1, -1).unflatten(0, like.shape[:2]).clone(memory_format=torch.contiguous_format)
-
-
-def max_pool_backward_aten(diff_dst: Tensor, indices: Tensor, src_size: Sequence[int]) -> Tensor:
-    """`max_pool_backward` in ATen operations: any device, any floating dtype, differentiable."""
-    n, c_blocks, _, _, block = diff_dst.shape
-    h, w = src_size
-    inside = (indices >= 0) & (indices < h * w)
-    diffs = torch.where(inside, diff_dst, 0.0).flatten(2, 3)
-    planes = diff_dst.new_zeros(n, c_blocks, h * w, block)
-    return planes.scatter_add(2, torch.where(inside, indices, 0).flatten(2, 3), diffs).unflatten(2, (h, w))
-
-
-def avg_pool_backward_aten(
-    diff_dst: Tensor,
-    src_size: Sequence[int],
-    kernel_size: Sequence[int] = (),
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (),
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    """`avg_pool_backward` in ATen operations: any device, any floating dtype, differentiable."""
-    diff = _as_images(diff_dst)
-    x = diff.new_zeros(*diff.shape[:2], *src_size)
-    if kernel_size:
-        # Rounded up there may be one window more than the caller wants.
-        size = F.avg_pool2d(x[:1, :1], kernel_size, stride, padding, True).shape[2:]
-        diff = F.pad(diff, [0, size[1] - diff.size(3), 0, size[0] - diff.size(2)])
-        window = (kernel_size, stride, padding, True, count_include_pad, divisor_override)
-        y = torch.ops.aten.avg_pool2d_backward(diff, x, *window)
-    else:
-        y = torch.ops.aten._adaptive_avg_pool2d_backward(diff, x)
-    return _from_images(y, diff_dst)
-
-
-def upsample_backward_aten(
-    diff_dst: Tensor,
-    src_size: Sequence[int],
-    mode: str,
-    align_corners: bool = False,
-    scale_h: float | None = None,
-    scale_w: float | None = None,
-) -> Tensor:
-    """`upsample_backward` in ATen operations: any device, any floating dtype, differentiable."""
-    diff = _as_images(diff_dst)
-    sizes = diff.shape[2:], [*diff.shape[:2], *src_size]
-    if mode == "bilinear":
-        y = torch.ops.aten.upsample_bilinear2d_backward(diff, *sizes, align_corners, scale_h, scale_w)
-    elif mode == "nearest":
-        y = torch.ops.aten.upsample_nearest2d_backward(diff, *sizes, scale_h, scale_w)
-    else:
-        y = torch.ops.aten._upsample_nearest_exact2d_backward(diff, *sizes, scale_h, scale_w)
-    return _from_images(y, diff_dst)
-
-
 # ---- Shape-only kernels
 
 
@@ -522,7 +226,7 @@ def _reorder_fake(
 def _new_physical(
     like: Tensor, size: Sequence[int], order: Sequence[int], blocking: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    blocks = Blocking(_pairs(blocking))
+    blocks = Blocking(equivalents.pairs(blocking))
     outer, ndim = blocks.outer(tuple(size)), len(size)
     back = [list(order).index(d) for d in range(ndim)] + [ndim + i for i in range(len(blocks))]
     return like.new_empty([outer[d] for d in order] + list(blocks.inner_blks), dtype=dtype).permute(back)
@@ -653,7 +357,9 @@ def _upsample_backward_fake(
 # ---- Autograd: the vector-Jacobian product of the same in ATen operations
 
 
-def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
+def _register_vjp(name: str) -> None:
+    aten = getattr(equivalents, f"{name}_aten")
+
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
         ctx.positions = [i for i, a in enumerate(inputs) if isinstance(a, Tensor)]
         ctx.save_for_backward(*(inputs[i] for i in ctx.positions))
@@ -679,15 +385,18 @@ def _register_vjp(name: str, aten: Callable[..., Tensor]) -> None:
     torch.library.register_autograd(f"torch_blocked::{name}", backward, setup_context=setup_context)
 
 
-_register_vjp("reorder", reorder_aten)
-_register_vjp("convolution", convolution_aten)
-_register_vjp("convolution_transpose", convolution_transpose_aten)
-_register_vjp("convolution_weight_gradient", convolution_weight_gradient_aten)
-_register_vjp("batch_norm", batch_norm_aten)
-_register_vjp("batch_norm_statistics", batch_norm_statistics_aten)
-_register_vjp("batch_norm_backward", batch_norm_backward_aten)
-_register_vjp("pool", pool_aten)
-_register_vjp("upsample", upsample_aten)
-_register_vjp("max_pool_backward", max_pool_backward_aten)
-_register_vjp("avg_pool_backward", avg_pool_backward_aten)
-_register_vjp("upsample_backward", upsample_backward_aten)
+for _name in (
+    "reorder",
+    "convolution",
+    "convolution_transpose",
+    "convolution_weight_gradient",
+    "batch_norm",
+    "batch_norm_statistics",
+    "batch_norm_backward",
+    "pool",
+    "upsample",
+    "max_pool_backward",
+    "avg_pool_backward",
+    "upsample_backward",
+):
+    _register_vjp(_name)

@@ -1,7 +1,7 @@
 """Reorders: plain ↔ blocked ↔ blocked, differentiable both ways, and what `.to(fmt)` does.
 
 Here a reorder is counted and its implementation chosen: the C++ operator on an eager CPU tensor, ATen operations on
-other devices and under tracing (library.py has both).
+other devices and under tracing (equivalents.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torch_blocked import counting, library
+from torch_blocked import counting, equivalents, library
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import (
@@ -34,7 +34,7 @@ def reorder_physical(
         with torch._C._AutoDispatchBelowAutograd():  # the operator's own autograd costs more than a small reorder
             dst = library.reorder_op(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
     else:
-        dst = library.reorder_aten(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
+        dst = equivalents.reorder_aten(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
     counting.record_reorder(src_blocking, blocking, src, dst)
     return dst
 

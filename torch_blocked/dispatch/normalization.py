@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
 
-from torch_blocked import library
+from torch_blocked import equivalents, library
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import clear_padding, operand
 from torch_blocked.dispatch.registry import register
@@ -34,7 +34,7 @@ def _normalize(
     x: BlockedTensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> BlockedTensor:
     physical = x._physical
-    op = library.batch_norm_op if physical.is_cpu else library.batch_norm_aten
+    op = library.batch_norm_op if physical.is_cpu else equivalents.batch_norm_aten
     y = op(physical, to_plain(weight), to_plain(bias), to_plain(mean), to_plain(var), eps)
     return BlockedTensor(y, x._blocking, x.shape)
 
@@ -119,7 +119,7 @@ def batch_norm_without_running(
 
 def _statistics(x: BlockedTensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel."""
-    op = library.batch_norm_statistics_op if x.is_cpu else library.batch_norm_statistics_aten
+    op = library.batch_norm_statistics_op if x.is_cpu else equivalents.batch_norm_statistics_aten
     return op(x._physical, x.size(1))
 
 
@@ -142,7 +142,7 @@ def batch_norm_backward(
         mean, invstd = running_mean, torch.rsqrt(running_var + eps)
     if mean is None or not _has_kernel(x, weight, mean, invstd) or grad.dtype is not torch.float32:
         return fallback(func, grad, x, weight, running_mean, running_var, mean, invstd, training, eps, output_mask)
-    op = library.batch_norm_backward_op if x.is_cpu else library.batch_norm_backward_aten
+    op = library.batch_norm_backward_op if x.is_cpu else equivalents.batch_norm_backward_aten
     diff_dst = to_blocking(grad, x._blocking)
     diff_src, *others = op(diff_dst, x._physical, *map(to_plain, (weight, mean, invstd)), training)
     grads = BlockedTensor(diff_src, x._blocking, x.shape), *others
@@ -298,7 +298,7 @@ def _has_layer_kernel(x: Tensor, size: list[int], *affine: Tensor | None) -> boo
 def _rows_of(x: BlockedTensor, statistics: Tensor, axis: int) -> Tensor:
     """Statistics of the axes from `axis` on, one for each channel of `_planes(x, axis)`."""
     plain = to_plain(statistics).reshape(x.shape[:axis])
-    return library.plain_to_blocked(plain, range(axis), (1, x._physical.size(-1))).flatten()
+    return equivalents.plain_to_blocked(plain, range(axis), (1, x._physical.size(-1))).flatten()
 
 
 @register(aten.native_layer_norm.default)
@@ -317,7 +317,9 @@ def layer_norm(
         mean, var = library.batch_norm_statistics_op(planes, planes.size(1) * block)
         y = library.batch_norm_op(planes, None, None, mean, var, eps).view(x._physical.shape)
         outer = x._physical.shape[:axis]
-        mean, var = (library.blocked_to_plain(v.view(*outer, block), x.shape[:axis], (1, block)) for v in (mean, var))
+        mean, var = (
+            equivalents.blocked_to_plain(v.view(*outer, block), x.shape[:axis], (1, block)) for v in (mean, var)
+        )
     if weight is not None:
         y.mul_(operand(weight, x._blocking, x.shape))
     if bias is not None:
@@ -370,4 +372,4 @@ def _sum_of_outer(physical: Tensor, x: BlockedTensor, axis: int) -> Tensor:
     """The sum over the axes before `axis`, plain; the padding of `physical` is zero."""
     if axis > 1:
         return physical.sum([*range(axis), -1])
-    return library.blocked_to_plain(physical.sum(0), x.shape[1:], (0, physical.size(-1))).contiguous()
+    return equivalents.blocked_to_plain(physical.sum(0), x.shape[1:], (0, physical.size(-1))).contiguous()
