@@ -62,6 +62,8 @@ diff_src``
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,6 +126,15 @@ _isa_block: int = ops.isa_block()  # a plain number, so that torch.compile can t
 def kernel_blocks() -> tuple[int, ...]:
     """The block sizes that this CPU's convolution kernels take, the fastest first."""
     return (16, 8) if isa_block() == 16 else (8,)
+
+
+@functools.cache
+def fingerprint() -> str:
+    """The name of this build by its content: graphs that torch.compile keeps on disk must not serve another."""
+    digest = hashlib.sha256()
+    for path in sorted([*_PATH.parent.rglob("*.py"), _PATH]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def empty_cache() -> None:

@@ -51,7 +51,13 @@ class BlockedTensor(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # noqa: ANN001
         if len(types) > 1 and not registry.HANDLE_FIRST.isdisjoint(types):
             return NotImplemented
-        return registry.look_up(func)(func, *args, **(kwargs or {}))
+        handler = registry.look_up(func)
+        if not registry.LEVEL:
+            return handler(func, *args, **(kwargs or {}))
+        registry.level()
+        result = handler(func, *args, **(kwargs or {}))
+        registry.level()
+        return result
 
     # ---- what it is
 
@@ -187,6 +193,7 @@ class BlockedTensor(Tensor):
     # ---- torch.compile
 
     def __tensor_flatten__(self) -> tuple[list[str], Blocking]:
+        registry.level()
         return ["_physical"], self._blocking
 
     @staticmethod
@@ -201,7 +208,7 @@ class BlockedTensor(Tensor):
         return self.to(format_of(tuple(range(self.dim())), blocking))
 
     def _stable_hash_for_caching(self) -> str:
-        return f"BlockedTensor{tuple(self._blocking)}"
+        return f"BlockedTensor{tuple(self._blocking)} {library.fingerprint()}"
 
     # ---- pickling and copying
 

@@ -18,6 +18,7 @@ Handler = Callable[..., object]
 
 HANDLERS: dict[OpOverload, Handler] = {}
 HANDLE_FIRST: set[type] = set()
+LEVEL: list[Callable[[], None]] = []  # called before and after every handler: see traced_views.py
 
 
 def register(*overloads: OpOverload) -> Callable[[Handler], Handler]:
@@ -55,6 +56,12 @@ def handle_first(cls: type) -> type:
     """Makes the decorated tensor class handle the operators that have both it and BlockedTensor as arguments."""
     HANDLE_FIRST.add(cls)
     return cls
+
+
+def level() -> None:
+    """Brings traced tensors and their copies level."""
+    for each in LEVEL:
+        each()
 
 
 def look_up(func: OpOverload) -> Handler:

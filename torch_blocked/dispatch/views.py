@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked import library, reorder
+from torch_blocked.dispatch import traced_views
 from torch_blocked.dispatch.fallback import assign, written_arguments
 from torch_blocked.dispatch.registry import Handler, handle_first, register_view_rule
 from torch_blocked.tensor import BlockedTensor
@@ -27,6 +31,8 @@ def as_views(handler: Handler) -> Handler:
         result = handler(func, x, *args, **kwargs)
         if not isinstance(x, BlockedTensor):
             return result
+        if traced_views.is_traced(x):
+            return result if _shares_bytes(x, result) else traced_views.view_of_copy(func, x, args, kwargs)
         if isinstance(result, (list, tuple)):
             return type(result)(_as_view(x, part) for part in result)
         return _as_view(x, result)
@@ -41,15 +47,38 @@ def _as_view(x: BlockedTensor, result: object) -> object:
             library.share_version(result._physical._cdata, base._cdata)
             library.share_version(result._cdata, base._cdata)
         return result
-    # Gradients are not written to through views, and traced tensors have no bytes to write to later.
-    if type(result) is not Tensor or type(base) not in _EAGER or torch._C._current_graph_task_id() != -1:
+    # The autograd engine's own views are not written to, and become gradients; fake tensors have no bytes.
+    if type(result) is not Tensor or type(base) not in _EAGER or _is_called_by_the_engine():
         return result
-    if result.untyped_storage()._cdata == base.untyped_storage()._cdata or result.numel() == 0:
+    if _shares_bytes(x, result) or result.numel() == 0:
         return result
     return CopiedView.of(result, _Copy(x, result))
 
 
 _EAGER = (Tensor, torch.nn.Parameter)
+
+
+def _shares_bytes(x: BlockedTensor, result: object) -> bool:
+    """Whether the result of a view operator on `x`, or the first of its results, is a view of the same bytes."""
+    if isinstance(result, (list, tuple)):
+        return not result or _shares_bytes(x, result[0])
+    tensors = x._physical, result._physical if isinstance(result, BlockedTensor) else result
+    # Of a traced tensor the storage that counts its writes.
+    first, second = (getattr(t, "elem", t).untyped_storage()._cdata for t in tensors)
+    return first == second
+
+
+def _is_called_by_the_engine() -> bool:
+    """Whether the operator is one of autograd's own derivatives, and not of a hook or a function written in Python."""
+    if torch._C._current_graph_task_id() == -1:
+        return False
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return frame is None or frame.f_code is torch.autograd.graph._engine_run_backward.__code__
+
+
+_HERE = f"{Path(__file__).parent.parent}{os.sep}"
 
 
 class _Copy:
