@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from conftest import assert_same
@@ -55,6 +57,53 @@ def test_foreach(isa, case, arrangement):
         assert_same(first, a)
         assert all(x is y for x, y in zip(first, kept, strict=True))
         assert all(x._version > v for x, v in zip(first, versions, strict=True))
+
+
+ORDERS = [0, 0.5, 1, 2, 3.5, -1, math.inf, -math.inf]
+REDUCTIONS = {
+    **{f"norm {p}": lambda x, p=p: torch._foreach_norm(x, p) for p in ORDERS},
+    **{f"powsum {p}": lambda x, p=p: torch._foreach_powsum(x, p) for p in ORDERS},
+    "norm in double": lambda x: torch._foreach_norm(x, 2, torch.float64),
+    "norm by default": lambda x: torch._foreach_norm(x),
+    "max": lambda x: torch._foreach_max(x),
+    "max of negative": lambda x: torch._foreach_max(torch._foreach_neg(x)),
+    "max of integers": lambda x: torch._foreach_max([t.mul(-9).sub(1).int() for t in x]),
+}
+
+
+@pytest.mark.parametrize("case", REDUCTIONS)
+def test_foreach_reductions(case):
+    a = tensors()
+    with tb.fallback("allow" if case == "powsum 0" else "error"):  # there every element counts, so padding would
+        assert_same(list(REDUCTIONS[case](blocked(a))), list(REDUCTIONS[case](a)))
+
+
+def test_foreach_reductions_of_nothing_and_of_no_number():
+    empty = torch.empty(0, 17, 3)
+    assert_same(list(torch._foreach_norm([empty.to(tb.nCw16c)])), list(torch._foreach_norm([empty])))
+    for x in (empty, torch.ones(2, 17, 3, dtype=torch.int32)):
+        reduce = torch._foreach_max if x.is_floating_point() else torch._foreach_norm
+        with pytest.raises(RuntimeError) as expected:
+            reduce([x])
+        with pytest.raises(RuntimeError) as actual:
+            reduce([x.to(tb.nCw16c)])
+        assert str(actual.value) == str(expected.value)
+
+
+def test_clipping_gradients_does_not_fall_back():
+    weights = [torch.randn(17, 9, 3, 3), torch.randn(17)]
+    norms = []
+    for fmt in (tb.OIhw16i16o, None):
+        parameters = [
+            torch.nn.Parameter(weights[0].to(fmt) if fmt else weights[0].clone()),
+            torch.nn.Parameter(weights[1]),
+        ]
+        for p in parameters:
+            p.grad = p.detach() * 3
+        with tb.fallback("error"):
+            norms.append(torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True))
+        assert_same([p.grad for p in parameters], [w * 3 / norms[0] for w in weights])
+    torch.testing.assert_close(norms[0], norms[1])
 
 
 @pytest.mark.parametrize("number", [1.0, 2])

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked import reorder
 from torch_blocked.dispatch.fallback import bump_version, fallback
-from torch_blocked.dispatch.physical import clear_padding, lead, operand
+from torch_blocked.dispatch.physical import clear_padding, fill_padding, lead, operand
 from torch_blocked.dispatch.registry import Handler, register_rule
 from torch_blocked.tensor import BlockedTensor
 
-# One number of each tensor, not one of each element.
-REDUCTIONS = ("_foreach_norm", "_foreach_max", "_foreach_powsum")
+
+def _of_order(x: Tensor, ord: float = 2) -> float:
+    return math.inf if ord < 0 else 0
+
+
+def _least(x: Tensor) -> float:
+    return -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+
+
+# One number of each tensor -> the element that does not change it, given the tensor and the order.
+REDUCTIONS = {"_foreach_norm": _of_order, "_foreach_powsum": _of_order, "_foreach_max": _least}
 
 
 @register_rule
 def handler_of(func: OpOverload) -> Handler | None:
-    """Those that are pointwise, out of place and in place."""
+    """Those that are pointwise, out of place and in place, and the reductions."""
     name = func._opname
-    if not name.startswith("_foreach_") or name in REDUCTIONS:
+    if not name.startswith("_foreach_") or any(a.is_out for a in func._schema.arguments):
         return None
-    return None if any(a.is_out for a in func._schema.arguments) else foreach
+    return foreach_reduction if name in REDUCTIONS else foreach
+
+
+def foreach_reduction(func: OpOverload, tensors: list[Tensor], *order: object, **kwargs: object) -> list[Tensor]:
+    """A number of each tensor, reduced over the physical one with elements that do not count in the padding."""
+    if func._opname == "_foreach_powsum" and order[:1] == (0,):  # there every element counts
+        return fallback(func, tensors, *order, **kwargs)
+
+    def elements(x: Tensor) -> Tensor:
+        if not isinstance(x, BlockedTensor) or not x.numel() or x.dtype == torch.bool:
+            return reorder.to_plain(x)
+        return fill_padding(x, list(range(x.dim())), REDUCTIONS[func._opname](x, *order[:1]))
+
+    return func(list(map(elements, tensors)), *order, **kwargs)
 
 
 def foreach(func: OpOverload, first: list[Tensor], *rest: object, **kwargs: object) -> list[Tensor] | None:
