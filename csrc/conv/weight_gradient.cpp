@@ -120,9 +120,9 @@ struct Ahead {
   int64_t src, diff_dst;
 };
 
-// One block of output channels and one of input channels of a dense filter, one of its rows.
-void add_outer_products(const Problem& p, const Chunk& chunk, int64_t oc_block, int64_t ic_block, int64_t kd,
-                        int64_t kh, const Ahead& ahead) {
+// One or two blocks of output channels and one of input channels of a dense filter, one of its rows.
+void add_outer_products(const Problem& p, const Chunk& chunk, int64_t oc_block, int64_t noc_blocks, int64_t ic_block,
+                        int64_t kd, int64_t kh, const Ahead& ahead) {
   const Conv& c = p.conv;
   const int64_t group = oc_block / (p.oc_blocks() / c.groups);
   const int64_t src_offset = (group * p.ic_blocks + ic_block) * c.src_md.strides[1];
@@ -133,12 +133,15 @@ void add_outer_products(const Problem& p, const Chunk& chunk, int64_t oc_block, 
     a.diff_wei = p.diff_wei + c.wei_md.off_v(index);
     a.src_ahead = ahead.src;
     a.diff_dst_ahead = ahead.diff_dst;
-    const int64_t all = p.run * p.lanes, ncalls = (all + c.block - 1) / c.block;
+    a.diff_dst_block = c.dst_block();
+    a.diff_wei_block = c.wei_md.strides[0];
+    const auto* kernels = noc_blocks == 2 ? p.kernels.two_outer_products : p.kernels.outer_product;
+    const int64_t all = p.run * p.lanes, most = c.block / noc_blocks, ncalls = (all + most - 1) / most;
     for (int64_t call = 0; call < ncalls; call++) {
       int64_t begin, end;
       split(all, ncalls, call, begin, end);
       const int64_t n = end - begin;
-      p.kernels.outer_product[n - 1](a);
+      kernels[n - 1](a);
       a.src += n;
       a.diff_wei += n * c.block;
     }
@@ -186,12 +189,15 @@ void run_dense(const Problem& p, const std::vector<Chunk>& chunks, int64_t threa
     const int64_t next_chunk = (chunk.rows.end - chunk.rows.begin) * c.stride_h * c.src_md.strides[2];
     for (int64_t begin = ic_begin; begin < ic_end; begin += tile) {
       const int64_t end = std::min(ic_end, begin + tile);
-      for (int64_t oc = oc_begin; oc < oc_end; oc++)
+      for (int64_t oc = oc_begin, noc; oc < oc_end; oc += noc) {
+        noc = std::min<int64_t>(oc_end - oc, c.groups == 1 ? 2 : 1);
         for (int64_t ic = begin; ic < end; ic++) {
-          const bool last_pass = oc + 1 == oc_end, last_ic = ic + rows >= end;
-          const Ahead ahead = {last_pass ? next_chunk : last_ic ? 0 : src_block, last_pass || !last_ic ? 0 : dst_block};
-          add_outer_products(p, chunk, oc, ic / rows, ic % rows / c.kh, ic % c.kh, ahead);
+          const bool last_pass = oc + noc == oc_end, last_ic = ic + rows >= end;
+          const Ahead ahead = {last_pass ? next_chunk : last_ic ? 0 : src_block,
+                               last_pass || !last_ic ? 0 : noc * dst_block};
+          add_outer_products(p, chunk, oc, noc, ic / rows, ic % rows / c.kh, ic % c.kh, ahead);
         }
+      }
     }
   }
 }

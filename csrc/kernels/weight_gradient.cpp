@@ -17,19 +17,29 @@ inline void each_row(const WeightGradientArgs& a, const Body& body) {
       body(a.src + p * a.src_plane + r * a.src_row, a.diff_dst + p * a.diff_dst_plane + r * a.diff_dst_row);
 }
 
-template <int Lanes>
+template <int OcBlocks, int Lanes>
 __attribute__((noinline)) void outer_product(const WeightGradientArgs& a) {
-  Vec acc[Lanes];
-  UNROLL for (int i = 0; i < Lanes; i++) acc[i] = Vec(0.f);
+  Vec acc[OcBlocks][Lanes];
+  UNROLL for (int o = 0; o < OcBlocks; o++) UNROLL for (int i = 0; i < Lanes; i++) acc[o][i] = Vec(0.f);
   each_row(a, [&](const float* src, const float* diff_dst) {
     for (int64_t c = 0; c < a.cols; c++, src += a.src_pixel, diff_dst += block) {
       __builtin_prefetch(src + a.src_ahead, 0, 3);
-      __builtin_prefetch(diff_dst + a.diff_dst_ahead, 0, 3);
-      const Vec d = Vec::loadu(diff_dst);
-      UNROLL for (int i = 0; i < Lanes; i++) acc[i] = multiply_add(d, Vec(src[i]), acc[i]);
+      Vec d[OcBlocks];
+      UNROLL for (int o = 0; o < OcBlocks; o++) {
+        const float* d_block = diff_dst + o * a.diff_dst_block;
+        __builtin_prefetch(d_block + a.diff_dst_ahead, 0, 3);
+        d[o] = Vec::loadu(d_block);
+      }
+      UNROLL for (int i = 0; i < Lanes; i++) {
+        const Vec s(src[i]);
+        UNROLL for (int o = 0; o < OcBlocks; o++) acc[o][i] = multiply_add(d[o], s, acc[o][i]);
+      }
     }
   });
-  UNROLL for (int i = 0; i < Lanes; i++)(acc[i] + Vec::loadu(a.diff_wei + i * block)).store(a.diff_wei + i * block);
+  UNROLL for (int o = 0; o < OcBlocks; o++) UNROLL for (int i = 0; i < Lanes; i++) {
+    float* sum = a.diff_wei + o * a.diff_wei_block + i * block;
+    (acc[o][i] + Vec::loadu(sum)).store(sum);
+  }
 }
 
 template <class Load>
@@ -54,14 +64,14 @@ void lane_product(const WeightGradientArgs& a, const LaneMap* map) {
   lane_product_of(a, [&](const float* src) { return lanes.move(src); });
 }
 
-template <size_t... I>
-constexpr WeightGradientKernels make_table(std::index_sequence<I...>) {
-  return {{outer_product<int(I) + 1>...}, lane_product};
+template <size_t... I, size_t... J>
+constexpr WeightGradientKernels make_table(std::index_sequence<I...>, std::index_sequence<J...>) {
+  return {{outer_product<1, int(I) + 1>...}, {outer_product<2, int(J) + 1>...}, lane_product};
 }
 
 }  // namespace
 
 extern const WeightGradientKernels TORCH_BLOCKED_TIER_NAME(weight_gradient_kernels) =
-    make_table(std::make_index_sequence<block>());
+    make_table(std::make_index_sequence<block>(), std::make_index_sequence<block / 2>());
 
 }  // namespace torch_blocked

@@ -17,11 +17,17 @@ struct WeightGradientArgs {
   int64_t diff_dst_plane, diff_dst_row;
   int64_t planes, rows, cols;
   float* diff_wei;  // added to: vectors of a block of output channels
+  int64_t diff_dst_block, diff_wei_block;  // to the next block of output channels, where a call takes two
 };
+
+// Registers for the sums of two blocks of output channels: half as many channels of src.
+constexpr int max_lanes_of_two = max_lanes / 2;
 
 struct WeightGradientKernels {
   // [lanes - 1]: diff_wei[i] += the sum over pixels of src[i] * diff_dst, for `lanes` neighbouring floats of src.
   void (*outer_product[max_lanes])(const WeightGradientArgs&);
+  // The same for two blocks of output channels: a float of src is read once for both.
+  void (*two_outer_products[max_lanes_of_two])(const WeightGradientArgs&);
   // diff_wei[0] += the sum over pixels of src * diff_dst, lane by lane; the map, unless null, moves src's lanes.
   void (*lane_product)(const WeightGradientArgs&, const LaneMap*);
 };
