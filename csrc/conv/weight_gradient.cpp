@@ -17,7 +17,7 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t chunk_pixels = 256;                  // src and diff_dst of one block are a third of L1 each
+constexpr int64_t chunk_pixels = 256;                  // of one block a third of an L1 of 48 KB
 constexpr int64_t ic_tile_bytes = int64_t(256) << 10;  // src of some blocks, in L2 while all blocks of diff_dst pass
 
 // The dst positions [begin, end) of `dst` whose src, `first` for dst 0, lies inside it.
@@ -193,7 +193,9 @@ void run_dense(const Problem& p, const std::vector<Chunk>& chunks, int64_t threa
         noc = std::min<int64_t>(oc_end - oc, c.groups == 1 ? 2 : 1);
         for (int64_t ic = begin; ic < end; ic++) {
           const bool last_pass = oc + noc == oc_end, last_ic = ic + rows >= end;
-          const Ahead ahead = {last_pass ? next_chunk : last_ic ? 0 : src_block,
+          const Ahead ahead = {last_pass ? next_chunk
+                               : last_ic ? 0
+                                         : src_block,
                                last_pass || !last_ic ? 0 : noc * dst_block};
           add_outer_products(p, chunk, oc, noc, ic / rows, ic % rows / c.kh, ic % c.kh, ahead);
         }

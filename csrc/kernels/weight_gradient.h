@@ -16,7 +16,7 @@ struct WeightGradientArgs {
   const float* diff_dst;
   int64_t diff_dst_plane, diff_dst_row;
   int64_t planes, rows, cols;
-  float* diff_wei;  // added to: vectors of a block of output channels
+  float* diff_wei;                         // added to: vectors of a block of output channels
   int64_t diff_dst_block, diff_wei_block;  // to the next block of output channels, where a call takes two
 };
 
