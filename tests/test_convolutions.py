@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same, dense
-from test_library import between_nans, check, guarded  # noqa: F401
+from kernel_cases import between_nans, check
 from torch import nn
 
 import torch_blocked as tb
@@ -100,7 +100,7 @@ def convolve_in_all_formats(op, x, w, oc, *arguments, plain_src=True):
 
 
 @pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
-def test_convolution(isa, guarded, shape):  # noqa: F811
+def test_convolution(isa, guarded, shape):
     n, ic, oc, src, kernel, *window, groups = shape
     x, w, b = torch.randn(n, ic, *src), torch.randn(oc, ic // groups, *kernel), torch.randn(oc)
     expected = torch.convolution(x.double(), w.double(), b.double(), *window, False, [0] * len(src), groups)
@@ -109,7 +109,7 @@ def test_convolution(isa, guarded, shape):  # noqa: F811
 
 
 @pytest.mark.parametrize("shape", TRANSPOSED, ids=str)
-def test_transposed_convolution(isa, guarded, shape):  # noqa: F811
+def test_transposed_convolution(isa, guarded, shape):
     n, ic, oc, src, kernel, stride, padding, output_padding, dilation, groups = shape
     x, w, b = torch.randn(n, ic, *src), torch.randn(ic, oc // groups, *kernel), torch.randn(oc)
     expected = torch.convolution(
@@ -123,7 +123,7 @@ def test_transposed_convolution(isa, guarded, shape):  # noqa: F811
 
 
 @pytest.mark.parametrize("groups", [1, 20])
-def test_output_padding_over_stride(isa, guarded, groups):  # noqa: F811
+def test_output_padding_over_stride(isa, guarded, groups):
     """What PyTorch refuses: pixels far from any that a tap reaches."""
     x, w = torch.randn(1, 20, 4, 5), torch.randn(20, 20 // groups, 3, 3)
     expected = F.pad(F.conv_transpose2d(x.double(), w.double(), groups=groups), (0, 9, 0, 2))
@@ -145,7 +145,7 @@ GRADIENTS = [
 
 
 @pytest.mark.parametrize("shape", GRADIENTS, ids=str)
-def test_gradient_of_src(isa, guarded, shape):  # noqa: F811
+def test_gradient_of_src(isa, guarded, shape):
     """The transposed convolution of dst's gradient by a convolution's own weight is the gradient of its src."""
     n, ic, oc, src, kernel, stride, padding, dilation, groups = shape
     x, w = torch.randn(n, ic, *src).double().requires_grad_(), torch.randn(oc, ic // groups, *kernel)
@@ -163,7 +163,7 @@ def test_gradient_of_src(isa, guarded, shape):  # noqa: F811
         check(found, expected)
 
 
-def test_reference_of_three_dims(guarded):  # noqa: F811
+def test_reference_of_three_dims(guarded):
     x, w, b = torch.randn(2, 17, 4, 5, 6), torch.randn(20, 17, 3, 2, 3), torch.randn(20)
     expected = F.conv3d(x.double(), w.double(), b.double(), (1, 2, 1), (1, 0, 2))
     src = x.to(activation_format(5, 5))
@@ -332,7 +332,7 @@ def test_what_pytorch_refuses(name):
 
 @pytest.mark.parametrize("mode", ["f2", "f4"])
 @pytest.mark.parametrize("padding", [0, 1, 2, 4])
-def test_transposed_convolution_by_winograd(isa, guarded, mode, padding):  # noqa: F811
+def test_transposed_convolution_by_winograd(isa, guarded, mode, padding):
     x, w, b = torch.randn(2, 33, 9, 10), torch.randn(33, 20, 3, 3), torch.randn(20)
     expected = F.conv_transpose2d(x.double(), w.double(), b.double(), padding=padding)
     with tb.winograd("never"):
@@ -355,7 +355,7 @@ WINOGRAD_3D = [
 
 @pytest.mark.parametrize("mode", ["f2", "f4"])
 @pytest.mark.parametrize("shape", WINOGRAD_3D, ids=str)
-def test_three_dims_by_winograd(isa, guarded, mode, shape):  # noqa: F811
+def test_three_dims_by_winograd(isa, guarded, mode, shape):
     n, ic, oc, size, kd, *window = shape
     x, w, b = torch.randn(n, ic, *size), torch.randn(oc, ic, kd, 3, 3), torch.randn(oc)
     stride, padding, dilation = window

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same, dense
+from kernel_cases import SHAPES, between_nans, check, pair
 from test_convolutions import CONVOLUTIONS, TRANSPOSED
-from test_library import SHAPES, between_nans, check, guarded, pair  # noqa: F401
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
@@ -50,7 +50,7 @@ def blocked_gradient(src, diff_dst, size, arguments, fmt):
 
 
 @pytest.mark.parametrize("shape", SHAPES_OF_ALL_RANKS, ids=str)
-def test_weight_gradient(isa, guarded, shape):  # noqa: F811
+def test_weight_gradient(isa, guarded, shape):
     x, diff_dst, size, arguments = problem(shape)
     expected = plain_gradient(x.double(), diff_dst.double(), size, *arguments)
     for block in library.kernel_blocks():
@@ -228,7 +228,7 @@ def test_batch_norm_by_plain_gradient():
 
 @pytest.mark.parametrize("block", [5, 8, 16])
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_batch_norm_operators(isa, guarded, channels, block):  # noqa: F811
+def test_batch_norm_operators(isa, guarded, channels, block):
     for size in [(3, channels, 40, 30), (1, channels, 3), (2, channels, 3, 2, 5)]:
         fmt, x, diff = activation_format(len(size), block), torch.randn(size) + 100, torch.randn(size)
         mean, var = library.batch_norm_statistics_op(x.to(fmt).physical, channels)

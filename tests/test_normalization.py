@@ -1,6 +1,6 @@
 """Normalization of groups of channels, of images and of trailing axes: values, gradients, what has no kernel.
 
-That of a batch is in test_dispatch.py and test_gradients.py.
+That of a batch is in test_batch_norm.py and test_gradients.py.
 """
 
 from __future__ import annotations

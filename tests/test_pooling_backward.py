@@ -9,13 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same
-from test_pooling import BLOCKS, DILATED, MODES, WINDOWS, between_nans, guarded, image, wrap  # noqa: F401
+from kernel_cases import between_nans
+from pooling_cases import BLOCKS, DILATED, MODES, WINDOWS, image, wrap
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
 from torch_blocked.formats import activation_format
-
-# ruff: noqa: F811
 
 
 def each_pair(*tensors):
