@@ -14,6 +14,9 @@ aten = torch.ops.aten
 # Around the CPU's own: other blocks, other orders of the outer axes, two blocks along one axis, batch in the block.
 FORMATS = [tb.blocked, *map(tb.format, "nChw4c nChw8c nChw16c acdB8b BcdA4a4b aBcd2b4b cAdb4a".split())]
 
+# Two blocks along one axis and another order of the outer axes as well.
+FEW_FORMATS = [tb.blocked, *map(tb.format, "nChw8c acdB16b aBcd2b4b".split())]
+
 
 def formats(tier):
     """All of them on the best tier; the lower ones differ in the CPU's own block alone."""
@@ -22,6 +25,12 @@ def formats(tier):
 
 def image(channels, n=2, h=5, w=6):
     return torch.randn(n, channels, h, w)
+
+
+def images(channels, fmts=FEW_FORMATS):
+    """The same small image in every format; no two of its elements are equal."""
+    numbers = torch.randperm(2 * channels * 20).view(2, channels, 4, 5).float()
+    return [(numbers / numbers.numel() - 0.4).to(fmt) for fmt in fmts]
 
 
 def integers(*size):
@@ -56,16 +65,27 @@ def is_well_formed(x):
     return not isinstance(x, tb.BlockedTensor) or x.physical.shape == x.blocking.physical_shape(tuple(x.shape))
 
 
+def plain_copies(args):
+    """The arguments with a plain copy of each tensor, also within lists; the same tensor has one copy."""
+    copies = {}
+
+    def copied(a):
+        if isinstance(a, (list, tuple)):
+            return type(a)(map(copied, a))
+        return copies.setdefault(id(a), dense(a).clone()) if isinstance(a, Tensor) else a
+
+    return [copied(a) for a in args]
+
+
 def check(f, *args, expects=native, **tolerances):
     """Plain and blocked arguments get the plain ones' answer, and are afterwards what those are; returns the answer."""
-    plain = [dense(a).clone() if isinstance(a, Tensor) else dense(a) for a in args]
+    plain = plain_copies(args)
     expected = f(*plain)
     with expects():
         actual = f(*args)
     assert is_well_formed(actual)
     assert_same(actual, expected, equal_nan=True, **tolerances)
-    for arg, expected in zip(args, plain, strict=True):
-        assert_same(arg, expected, equal_nan=True)
+    assert_same(list(args), plain, equal_nan=True, **tolerances)
     return actual
 
 
@@ -78,14 +98,27 @@ def check_in_place(f, x, *args, **how):
     assert x.physical._version > version
 
 
+def check_gradient(f, x, weight_of=lambda y: torch.linspace(-1, 1, y.numel()).view(y.shape), **how):
+    """The gradient of each of the answers, every element weighed otherwise."""
+
+    def gradient(x):
+        leaf = x.detach().requires_grad_()
+        answers = f(leaf)
+        answers = answers if isinstance(answers, (tuple, list)) else (answers,)
+        differentiable = [y for y in answers if y.requires_grad]
+        return torch.autograd.grad(sum((y * weight_of(y)).sum() for y in differentiable), leaf)[0]
+
+    check(gradient, x, **how)
+
+
 def check_error(f, *args):
     """What plain tensors refuse is refused with the same type of error, the blocked arguments untouched."""
-    plain = [dense(a) for a in args]
+    before = plain_copies(args)
     with pytest.raises(Exception) as expected:
-        f(*[p.clone() if isinstance(p, Tensor) else p for p in plain])
+        f(*plain_copies(args))
     with pytest.raises(expected.type):
         f(*args)
-    assert_same(list(args), plain)
+    assert_same(list(args), before)
 
 
 def cases(table):

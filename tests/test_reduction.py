@@ -4,37 +4,26 @@ import contextlib
 import itertools
 import math
 
-import dispatch_cases
 import pytest
 import torch
 from conftest import CHANNELS, assert_same
-from dispatch_cases import cases, check, check_error, each_channels, image, native
+from dispatch_cases import (
+    FEW_FORMATS,
+    FORMATS,
+    cases,
+    check,
+    check_error,
+    check_gradient,
+    each_channels,
+    image,
+    images,
+    native,
+)
 from torch import Tensor
 
 import torch_blocked as tb
 
-# Two blocks along one axis and another order of the outer axes as well.
-FORMATS = [tb.blocked, *map(tb.format, "nChw8c acdB16b aBcd2b4b".split())]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-def images(channels, fmts=FORMATS):
-    """The same small image in every format; no two of its elements are equal."""
-    numbers = torch.randperm(2 * channels * 20).view(2, channels, 4, 5).float()
-    return [(numbers / numbers.numel() - 0.4).to(fmt) for fmt in fmts]
-
-
-def check_gradient(f, x, weight_of=lambda y: torch.linspace(-1, 1, y.numel()).view(y.shape), **how):
-    """The gradient of each of the answers, every element weighed otherwise."""
-
-    def gradient(x):
-        leaf = x.detach().requires_grad_()
-        answers = f(leaf)
-        answers = answers if isinstance(answers, (tuple, list)) else (answers,)
-        differentiable = [y for y in answers if y.requires_grad]
-        return torch.autograd.grad(sum((y * weight_of(y)).sum() for y in differentiable), leaf)[0]
-
-    check(gradient, x, **how)
 
 
 # ---- Reductions: functions of x, axes (a list, or None for all) and keepdim
@@ -81,7 +70,7 @@ def test_reduction(isa, case, axes, keepdim):
 @pytest.mark.parametrize("name", [n for n in SEVERAL_AXES if n not in NO_GRADIENT])
 def test_gradient_of_a_reduction(name, axes):
     for channels, keepdim in itertools.product((15, 17), (False, True)):
-        for x in images(channels, FORMATS[:2]):
+        for x in images(channels, FEW_FORMATS[:2]):
             how = {"expects": native} if name in NATIVE_GRADIENT else {"expects": torch.enable_grad}
             check_gradient(lambda x, k=keepdim: SEVERAL_AXES[name](x, list(axes), k), x, **how, **CLOSE)
 
@@ -182,7 +171,7 @@ def test_gradient_along_an_axis(name, dim):
 def test_half_precision_is_accumulated_in_single(dtype):
     x = torch.full((1, 53, 3, 2), 30.0)
     x[:, 40:] = 1 / 30
-    for fmt in FORMATS:
+    for fmt in FEW_FORMATS:
         y = x.to(dtype).to(fmt)
         check(lambda x: (x * 1000).mean(1), y, rtol=1e-2, atol=1e-2)  # whose sum is no half
         for f in (lambda x: x.softmax(1), lambda x: x.var(1), lambda x: x.cumsum(1)):
@@ -245,7 +234,6 @@ TOGETHER = {
     "amax of negative": lambda x, dim, keepdim: (x - 100).amax(dim, keepdim),
 }
 
-
 AXES_TOGETHER = [(0,), (2,), (3,), (2, 3), (-1, -2), (0, 2, 3), (3, 0), (1,), (1, 2), (0, 1, 2, 3), ()]
 
 
@@ -289,7 +277,7 @@ REDUCTIONS_OF_ALL = {
 @each_channels
 @cases(REDUCTIONS_OF_ALL)
 def test_other_reductions(case, channels):
-    for fmt in dispatch_cases.FORMATS:
+    for fmt in FORMATS:
         check(case, image(channels).to(fmt), expects=contextlib.nullcontext)
 
 
