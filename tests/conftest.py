@@ -9,7 +9,7 @@ import torch_blocked as tb
 from torch_blocked import library
 from torch_blocked.tensor import padding_of
 
-pytest.register_assert_rewrite("dispatch_cases", "kernel_cases")
+pytest.register_assert_rewrite("dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "training_cases")
 
 TIERS = ("default", "avx2", "avx512")
 AVAILABLE = TIERS[: TIERS.index(tb.isa()) + 1]

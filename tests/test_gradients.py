@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same, dense
-from kernel_cases import SHAPES, between_nans, check, pair
-from test_convolutions import CONVOLUTIONS, TRANSPOSED
+from kernel_cases import CONVOLUTIONS, SHAPES, TRANSPOSED, between_nans, check_close, pair
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
@@ -58,7 +57,7 @@ def test_weight_gradient(isa, guarded, shape):
         for src in [x.to(fmt)] + [x] * (arguments[-1] == 1):
             for wei_format in (weight_format(size, block), weight_format((17, 17, *size[2:]), 8)):
                 gradient = blocked_gradient(src, diff_dst.to(fmt), size, arguments, wei_format)
-                check(gradient, expected)
+                check_close(gradient, expected)
 
 
 def test_bits_do_not_depend_on_threads():
@@ -242,7 +241,7 @@ def test_batch_norm_operators(isa, guarded, channels, block):
                 *(a.double() if torch.is_tensor(a) else a for a in arguments)
             )
             physical, *others = library.batch_norm_backward_op(*arguments)
-            check(
+            check_close(
                 tb.BlockedTensor(physical, fmt.blocking, x.shape),
                 equivalents.blocked_to_plain(expected[0], size, (1, block)),
             )

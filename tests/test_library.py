@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, padding_is_zero
-from kernel_cases import SHAPES, check, pair, run
+from kernel_cases import SHAPES, check_close, pair, run
 
 import torch_blocked as tb
 from torch_blocked import library
@@ -40,7 +40,7 @@ def test_convolution(isa, guarded, shape):
     for src_format in (None, activation_format(4, block), tb.nChw8c, tb.nChw4c):
         dst_block = src_format.blocking.block(1) if src_format in (tb.nChw8c, tb.nChw4c) else block
         for wei_format in wei_formats:
-            check(run(x, w, b, args, src_format, wei_format, dst_block), expected)
+            check_close(run(x, w, b, args, src_format, wei_format, dst_block), expected)
 
 
 @pytest.mark.parametrize("shape", STREAMED, ids=str)
@@ -50,7 +50,7 @@ def test_answers_larger_than_the_caches(isa, guarded, shape):
     src_format = None if x.size(1) < 4 else activation_format(4, block)
     y = run(x, w, b, args, src_format, weight_format(w.shape, block), block, activation="relu")
     assert 4 * (x.numel() + y.physical.numel()) > 32 << 20
-    check(y, F.conv2d(x, w, b, *args).relu())
+    check_close(y, F.conv2d(x, w, b, *args).relu())
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[-1] > 1], ids=str)
@@ -81,7 +81,7 @@ def test_post_ops(isa, guarded, channels, activation, kind):
     physical = residual.to(activation_format(4, block)).physical
     wei_format = weight_format(w.shape, library.isa_block())
     post_ops = {"scale": scale, "shift": shift, "residual": physical, "activation": activation}
-    check(run(x, w, b, args, fmt, wei_format, block, **post_ops), expected)
+    check_close(run(x, w, b, args, fmt, wei_format, block, **post_ops), expected)
 
 
 @pytest.mark.parametrize("name", ["scale", "shift", "bias"])
@@ -92,7 +92,7 @@ def test_each_post_op_alone(isa, name):
     fmt = activation_format(4, library.isa_block())
     post_ops = {} if name == "bias" else {name: b}
     got = run(x, w, b if name == "bias" else None, args, fmt, None, library.isa_block(), **post_ops)
-    check(got, y * values if name == "scale" else y + values)
+    check_close(got, y * values if name == "scale" else y + values)
 
 
 def test_nan_stays_in_its_channel(isa):
@@ -128,9 +128,9 @@ def test_strided_src(isa):
                 image.physical if blocked else image, sum(fmt.blocking, ()) if blocked else (),
                 w, w.shape, (), b, *stride_args, library.isa_block(),
             )  # fmt: skip
-            check(tb.BlockedTensor(physical, fmt.blocking, expected.shape), expected)
+            check_close(tb.BlockedTensor(physical, fmt.blocking, expected.shape), expected)
     one_by_one = torch.randn(32, 48, 1, 1)
-    check(F.conv2d(part, one_by_one), F.conv2d(x[1:3, :, 2:7, 1:8].double(), one_by_one.double()))
+    check_close(F.conv2d(part, one_by_one), F.conv2d(x[1:3, :, 2:7, 1:8].double(), one_by_one.double()))
 
 
 def test_same_bits_every_time():
@@ -174,7 +174,7 @@ def test_batch_norm(isa, guarded, channels, affine):
         for block in (8, 16, 5):
             fmt = activation_format(x.dim(), block)
             physical = library.batch_norm_op(x.to(fmt).physical, weight, bias, mean, var, 1e-3)
-            check(tb.BlockedTensor(physical, fmt.blocking, x.shape), expected)
+            check_close(tb.BlockedTensor(physical, fmt.blocking, x.shape), expected)
 
 
 P, W = torch.zeros(1, 1, 4, 4, 16), torch.zeros(16, 16, 3, 3)
