@@ -7,6 +7,7 @@ import torch
 
 import torch_blocked as tb
 from torch_blocked import library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.tensor import padding_of
 
 pytest.register_assert_rewrite("dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "training_cases")
@@ -40,10 +41,8 @@ def winograd_mode():
 @pytest.fixture(scope="module")
 def one_thread():
     """For tensors too small to share between threads, which would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with num_threads(1):
+        yield
 
 
 @pytest.fixture(params=AVAILABLE)

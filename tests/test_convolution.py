@@ -13,6 +13,7 @@ from conftest import assert_same
 from dispatch_cases import SRC_VIEWS, cases, check, check_error, each_channels, falls_back, image, integers, native
 
 import torch_blocked as tb
+from torch_blocked.benchmark.measure import num_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -111,14 +112,11 @@ def test_convolution_of_any_values(isa, channels):
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_convolution_shared_between_threads(isa, kernel, threads):
     x, weight, bias = integers(3, 35, 23, 21), integers(70, 35, kernel, kernel), integers(70)
-    torch.set_num_threads(threads)
-    try:
+    with num_threads(threads):
         for src in (x, x.to(tb.blocked)):
             check(lambda x, w: F.conv2d(x, w, bias, padding=1), src, weight.to(tb.blocked))
             check(lambda x, w: F.conv2d(x, w, padding=1, groups=35), src, weight[:, :1].to(tb.blocked))
         check(lambda x: F.relu6(F.batch_norm(x, bias[:35], bias[:35].abs())), x.to(tb.blocked))
-    finally:
-        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("kernel", [1, 3])

@@ -176,7 +176,7 @@ def as_weight(w):
     return w.to(weight_format(w.shape, library.isa_block()))
 
 
-def native(f, *args):
+def natively(f, *args):
     with tb.count() as counts:
         y = f(*args)
     assert not counts.fallbacks and isinstance(y, tb.BlockedTensor)
@@ -210,10 +210,10 @@ def test_functions(isa, name, channels):
     w = w.transpose(0, 1).contiguous() if transposed else w
     expected = function(x, w)
     for src, wei in ((x.to(tb.blocked), w), (x.to(tb.blocked), as_weight(w)), (x, w.to(tb.blocked))):
-        assert_same(native(function, src, wei), expected)
-    assert_same(native(function, x[:0].to(tb.blocked), w), expected[:0])
+        assert_same(natively(function, src, wei), expected)
+    assert_same(natively(function, x[:0].to(tb.blocked), w), expected[:0])
     with torch.inference_mode():
-        assert_same(native(function, x.to(tb.blocked), w), expected)
+        assert_same(natively(function, x.to(tb.blocked), w), expected)
 
 
 def test_strided_src():

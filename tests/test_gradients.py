@@ -10,6 +10,7 @@ from kernel_cases import CONVOLUTIONS, SHAPES, TRANSPOSED, between_nans, check_c
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format, weight_format
 
 # (n, ic, oc, src, kernel, stride, padding, dilation, groups)
@@ -63,13 +64,10 @@ def test_weight_gradient(isa, guarded, shape):
 def test_bits_do_not_depend_on_threads():
     x, diff_dst, size, arguments = problem((3, 33, 40, (30, 20), (3, 3), (1, 1), (1, 1), (1, 1), 1))
     fmt, wei_format = activation_format(4, library.isa_block()), weight_format(size, library.isa_block())
-    threads, found = torch.get_num_threads(), []
-    try:
-        for n in (1, 2, 5):
-            torch.set_num_threads(n)
+    found = []
+    for n in (1, 2, 5):
+        with num_threads(n):
             found.append(blocked_gradient(x.to(fmt), diff_dst.to(fmt), size, arguments, wei_format).physical)
-    finally:
-        torch.set_num_threads(threads)
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 

@@ -15,6 +15,7 @@ from kernel_cases import SHAPES, check_close, pair, run
 
 import torch_blocked as tb
 from torch_blocked import library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format, weight_format
 
 # Of SHAPES' kind; src and dst are larger than the caches.
@@ -59,12 +60,8 @@ def test_grouped_convolution_is_the_same_in_any_batch_and_threads(isa, shape):
     block = library.isa_block()
     formats = activation_format(4, block), weight_format(w.shape, block), block
     y = run(x, w, b, args, *formats).physical
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with num_threads(1):
         assert all(torch.equal(run(x[i : i + 1], w, b, args, *formats).physical, y[i : i + 1]) for i in range(5))
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("channels", CHANNELS)

@@ -14,6 +14,7 @@ from pooling_cases import BLOCKS, DILATED, MODES, WINDOWS, image, wrap
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format
 
 
@@ -247,12 +248,9 @@ def test_refuses(name, change, error, words):
 
 def test_threads_share_the_rows():
     x = torch.randn(3, 20, 64, 64)
-    src, threads = x.to(tb.nChw16c).physical, torch.get_num_threads()
+    src = x.to(tb.nChw16c).physical
     expected = F.max_pool2d(x, 3, 2, 1)
-    try:
-        for n in (1, 2, 3, 7):
-            torch.set_num_threads(n)
+    for n in (1, 2, 3, 7):
+        with num_threads(n):
             y = wrap(library.pool_op(src, 20, (32, 32), "max", *[(3, 3), (2, 2), (1, 1), (1, 1)])[0], x, 16)
-            assert padding_is_zero(y) and torch.equal(y.to_dense(), expected)
-    finally:
-        torch.set_num_threads(threads)
+        assert padding_is_zero(y) and torch.equal(y.to_dense(), expected)
