@@ -6,6 +6,7 @@
 
 #include "kernels/batch_norm.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace torch_blocked {
 namespace {
@@ -82,10 +83,10 @@ void batch_norm(const BatchNormShape& s, const BatchNormParameters& p, const flo
 void batch_norm_statistics(const BatchNormShape& s, const float* src, float* mean, float* var) {
   std::vector<Spread> planes(s.n * s.blocks() * s.block);
   each_chunk(s, [&](int64_t offset, int64_t plane, int64_t pixels) {
-    std::vector<float> sums(2 * s.block), center(src + offset, src + offset + s.block);
+    float *const sums = Scratch::get(3 * s.block), *const center = sums + 2 * s.block;
     // Centered on one of them, which is near their mean where that is large.
-    for (float& value : center) value = std::isfinite(value) ? value : 0.f;
-    kernels().moments(src + offset, center.data(), sums.data(), pixels, s.block);
+    for (int64_t i = 0; i < s.block; i++) center[i] = std::isfinite(src[offset + i]) ? src[offset + i] : 0.f;
+    kernels().moments(src + offset, center, sums, pixels, s.block);
     for (int64_t i = 0; i < s.block; i++) {
       const double n = double(pixels), sum = sums[i];
       planes[plane * s.block + i].add({n, center[i] + sum / n, std::max(0., sums[s.block + i] - sum * sum / n)});
@@ -105,8 +106,8 @@ void batch_norm_backward(const BatchNormShape& s, const float* weight, const flo
   const std::vector<float> means = padded(s, mean);
   std::vector<double> planes(s.n * s.blocks() * s.block * 2);
   each_chunk(s, [&](int64_t offset, int64_t plane, int64_t pixels) {
-    std::vector<float> sums(2 * s.block);
-    kernels().gradient_sums(diff_dst + offset, src + offset, &means[plane % s.blocks() * s.block], sums.data(), pixels,
+    float* const sums = Scratch::get(2 * s.block);
+    kernels().gradient_sums(diff_dst + offset, src + offset, &means[plane % s.blocks() * s.block], sums, pixels,
                             s.block);
     for (int64_t i = 0; i < 2 * s.block; i++) planes[plane * 2 * s.block + i] += sums[i];
   });

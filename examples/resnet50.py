@@ -20,65 +20,13 @@ import torch
 from torch import Tensor, nn
 
 import torch_blocked as tb
+from torch_blocked.benchmark.models import Bottleneck, ResNet
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions and a shortcut; the stride is the 3x3's, as in torchvision."""
-
-    def __init__(self, channels: int, width: int, stride: int, project: bool) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(4 * width)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = None
-        if project:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
-        x = self.bn3(self.conv3(x))
-        x += shortcut
-        return self.relu(x)
-
-
-class ResNet50(nn.Module):
-    """He et al., "Deep Residual Learning for Image Recognition", 2015; torchvision's variant and parameter names."""
-
-    def __init__(self, classes: int = 1000) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
-        channels = 64
-        for index, (blocks, width) in enumerate([(3, 64), (4, 128), (6, 256), (3, 512)], start=1):
-            layers = []
-            for block in range(blocks):
-                stride = 2 if block == 0 and index > 1 else 1
-                layers.append(Bottleneck(channels, width, stride, project=block == 0))
-                channels = 4 * width
-            setattr(self, f"layer{index}", nn.Sequential(*layers))
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(channels, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(torch.flatten(self.avgpool(x), 1))
-
-
-def make_model(weights: Path | None, seed: int = 0) -> ResNet50:
+def make_model(weights: Path | None, seed: int = 0) -> ResNet:
     """The model in eval mode, with a checkpoint's weights or seeded ones."""
     torch.manual_seed(seed)
-    model = ResNet50().eval()
+    model = ResNet(Bottleneck, (3, 4, 6, 3)).eval()
     if weights is not None:
         model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
         return model

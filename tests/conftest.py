@@ -7,7 +7,10 @@ import torch
 
 import torch_blocked as tb
 from torch_blocked import library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.tensor import padding_of
+
+pytest.register_assert_rewrite("dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "training_cases")
 
 TIERS = ("default", "avx2", "avx512")
 AVAILABLE = TIERS[: TIERS.index(tb.isa()) + 1]
@@ -35,6 +38,13 @@ def winograd_mode():
         yield
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For tensors too small to share between threads, which would only wait for each other."""
+    with num_threads(1):
+        yield
+
+
 @pytest.fixture(params=AVAILABLE)
 def isa(request):
     """Each ISA tier that this CPU has; restored afterwards."""
@@ -42,6 +52,14 @@ def isa(request):
     library.set_isa(request.param)
     yield request.param
     library.set_isa(best)
+
+
+@pytest.fixture
+def guarded():
+    """Outputs lie, NaN-filled, between guard bytes; afterwards none may have been written."""
+    library.guard_outputs(True)
+    yield
+    assert library.guard_outputs(False) == 0, "bytes outside an output were written"
 
 
 def padding_is_zero(x: object) -> bool:

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same, dense
-from test_convolutions import CONVOLUTIONS, TRANSPOSED
-from test_library import SHAPES, between_nans, check, guarded, pair  # noqa: F401
+from kernel_cases import CONVOLUTIONS, SHAPES, TRANSPOSED, between_nans, check_close, pair
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format, weight_format
 
 # (n, ic, oc, src, kernel, stride, padding, dilation, groups)
@@ -50,7 +50,7 @@ def blocked_gradient(src, diff_dst, size, arguments, fmt):
 
 
 @pytest.mark.parametrize("shape", SHAPES_OF_ALL_RANKS, ids=str)
-def test_weight_gradient(isa, guarded, shape):  # noqa: F811
+def test_weight_gradient(isa, guarded, shape):
     x, diff_dst, size, arguments = problem(shape)
     expected = plain_gradient(x.double(), diff_dst.double(), size, *arguments)
     for block in library.kernel_blocks():
@@ -58,19 +58,16 @@ def test_weight_gradient(isa, guarded, shape):  # noqa: F811
         for src in [x.to(fmt)] + [x] * (arguments[-1] == 1):
             for wei_format in (weight_format(size, block), weight_format((17, 17, *size[2:]), 8)):
                 gradient = blocked_gradient(src, diff_dst.to(fmt), size, arguments, wei_format)
-                check(gradient, expected)
+                check_close(gradient, expected)
 
 
 def test_bits_do_not_depend_on_threads():
     x, diff_dst, size, arguments = problem((3, 33, 40, (30, 20), (3, 3), (1, 1), (1, 1), (1, 1), 1))
     fmt, wei_format = activation_format(4, library.isa_block()), weight_format(size, library.isa_block())
-    threads, found = torch.get_num_threads(), []
-    try:
-        for n in (1, 2, 5):
-            torch.set_num_threads(n)
+    found = []
+    for n in (1, 2, 5):
+        with num_threads(n):
             found.append(blocked_gradient(x.to(fmt), diff_dst.to(fmt), size, arguments, wei_format).physical)
-    finally:
-        torch.set_num_threads(threads)
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
@@ -228,7 +225,7 @@ def test_batch_norm_by_plain_gradient():
 
 @pytest.mark.parametrize("block", [5, 8, 16])
 @pytest.mark.parametrize("channels", CHANNELS)
-def test_batch_norm_operators(isa, guarded, channels, block):  # noqa: F811
+def test_batch_norm_operators(isa, guarded, channels, block):
     for size in [(3, channels, 40, 30), (1, channels, 3), (2, channels, 3, 2, 5)]:
         fmt, x, diff = activation_format(len(size), block), torch.randn(size) + 100, torch.randn(size)
         mean, var = library.batch_norm_statistics_op(x.to(fmt).physical, channels)
@@ -242,7 +239,7 @@ def test_batch_norm_operators(isa, guarded, channels, block):  # noqa: F811
                 *(a.double() if torch.is_tensor(a) else a for a in arguments)
             )
             physical, *others = library.batch_norm_backward_op(*arguments)
-            check(
+            check_close(
                 tb.BlockedTensor(physical, fmt.blocking, x.shape),
                 equivalents.blocked_to_plain(expected[0], size, (1, block)),
             )

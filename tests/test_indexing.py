@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same
-from test_dispatch import cases, check, check_error
-from test_reduction import check_gradient, images
+from dispatch_cases import cases, check, check_error, check_gradient, images
 
 import torch_blocked as tb
 

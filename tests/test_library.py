@@ -11,39 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, padding_is_zero
+from kernel_cases import SHAPES, check_close, pair, run
 
 import torch_blocked as tb
 from torch_blocked import library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format, weight_format
-
-# (n, ic, oc, ih, iw, kh, kw, stride, padding, dilation, groups)
-SHAPES = [
-    (1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1),
-    (2, 3, 20, 17, 19, 7, 7, 2, 3, 1, 1),
-    (1, 5, 16, 9, 9, 3, 3, 1, 2, 2, 1),
-    (1, 4, 33, 23, 50, 11, 11, 4, 2, 1, 1),
-    (1, 17, 33, 9, 7, 3, 3, 1, 1, 1, 1),
-    (1, 64, 48, 14, 14, 3, 3, 2, 1, 1, 1),
-    (1, 53, 53, 11, 13, 3, 1, 1, (1, 0), 1, 1),
-    (1, 32, 64, 12, 12, 1, 5, (1, 2), (0, 2), (1, 2), 1),
-    (1, 300, 40, 20, 60, 5, 5, 3, 4, 2, 1),
-    (3, 33, 40, 30, 30, 1, 1, 1, 0, 1, 1),
-    (1, 256, 80, 7, 7, 1, 1, 2, 0, 1, 1),
-    (1, 512, 16, 3, 400, 3, 3, 1, 1, 1, 1),  # wide: the window is split over input channels
-    (1, 16, 16, 3, 3, 3, 3, 1, 9, 6, 1),  # taps that see only padding
-    (2, 24, 24, 9, 9, 3, 3, 2, 1, 1, 24),
-    (1, 24, 48, 8, 9, 5, 5, 1, 2, 1, 24),  # two filters a channel
-    (1, 32, 64, 7, 7, 3, 3, 1, 1, 1, 32),
-    (1, 20, 30, 7, 7, 3, 3, 1, 1, 1, 10),
-    (1, 48, 96, 6, 6, 3, 3, 1, 1, 1, 2),
-    (1, 64, 64, 5, 5, 3, 3, 1, 1, 2, 4),
-    (1, 17, 17, 9, 43, 7, 7, 1, 3, 1, 17),  # the padding reaches into the last tile but one
-    (2, 17, 17, 5, 2, 5, 5, 2, 2, 1, 17),  # and from both sides into all columns
-    (1, 48, 48, 9, 31, 3, 3, 1, 1, 1, 3),  # one block a group
-    (2, 48, 48, 9, 10, 5, 3, 2, (0, 1), 1, 6),
-    (1, 48, 48, 7, 9, 3, 3, 1, 1, 2, 6),  # dilated
-    (1, 20, 64, 6, 7, 3, 3, 1, 1, 1, 2),  # whole blocks of output channels a group, not of input channels
-]
 
 # Of SHAPES' kind; src and dst are larger than the caches.
 STREAMED = [
@@ -53,51 +26,10 @@ STREAMED = [
 ]
 
 
-@pytest.fixture
-def guarded():
-    """Outputs lie, NaN-filled, between guard bytes; afterwards none may have been written."""
-    library.guard_outputs(True)
-    yield
-    assert library.guard_outputs(False) == 0, "bytes outside an output were written"
-
-
-def pair(n):
-    return n if isinstance(n, tuple) else (n, n)
-
-
 def problem(shape):
     n, ic, oc, ih, iw, kh, kw, stride, padding, dilation, groups = shape
     x, w, b = torch.randn(n, ic, ih, iw), torch.randn(oc, ic // groups, kh, kw), torch.randn(oc)
     return x, w, b, (pair(stride), pair(padding), pair(dilation), groups)
-
-
-def between_nans(x):
-    """`x` as a view whose surroundings in memory are NaN: what reads outside it shows."""
-    big = torch.full([n + 2 for n in x.shape[:-1]] + [x.size(-1)], float("nan"))
-    inside = big
-    for d in range(x.dim() - 1):
-        inside = inside.narrow(d, 1, x.size(d))
-    return inside.copy_(x)
-
-
-def run(x, w, b, args, src_format, wei_format, block, **post_ops):
-    """The operator on `x` and `w` in these formats; both lie between NaNs."""
-    src = x if src_format is None else x.to(src_format)
-    wei = w if wei_format is None else w.to(wei_format)
-    physical = library.convolution_op(
-        between_nans(src.physical if src_format else src), sum(src.blocking, ()) if src_format else (),
-        wei.physical if wei_format else wei, w.shape, sum(wei.blocking, ()) if wei_format else (),
-        b, *args, block, **post_ops,
-    )  # fmt: skip
-    n, _, oh, ow, _ = physical.shape
-    return tb.BlockedTensor(physical, activation_format(4, block).blocking, torch.Size((n, w.size(0), oh, ow)))
-
-
-def check(y, expected):
-    """Against float64, relative to the largest value: sums of thousands of products are rounded."""
-    assert padding_is_zero(y)
-    error = (y.to_dense() - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
-    assert y.shape == expected.shape and error < 1e-5, f"error {error:.1e}"
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -109,7 +41,7 @@ def test_convolution(isa, guarded, shape):
     for src_format in (None, activation_format(4, block), tb.nChw8c, tb.nChw4c):
         dst_block = src_format.blocking.block(1) if src_format in (tb.nChw8c, tb.nChw4c) else block
         for wei_format in wei_formats:
-            check(run(x, w, b, args, src_format, wei_format, dst_block), expected)
+            check_close(run(x, w, b, args, src_format, wei_format, dst_block), expected)
 
 
 @pytest.mark.parametrize("shape", STREAMED, ids=str)
@@ -119,7 +51,7 @@ def test_answers_larger_than_the_caches(isa, guarded, shape):
     src_format = None if x.size(1) < 4 else activation_format(4, block)
     y = run(x, w, b, args, src_format, weight_format(w.shape, block), block, activation="relu")
     assert 4 * (x.numel() + y.physical.numel()) > 32 << 20
-    check(y, F.conv2d(x, w, b, *args).relu())
+    check_close(y, F.conv2d(x, w, b, *args).relu())
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[-1] > 1], ids=str)
@@ -128,12 +60,8 @@ def test_grouped_convolution_is_the_same_in_any_batch_and_threads(isa, shape):
     block = library.isa_block()
     formats = activation_format(4, block), weight_format(w.shape, block), block
     y = run(x, w, b, args, *formats).physical
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with num_threads(1):
         assert all(torch.equal(run(x[i : i + 1], w, b, args, *formats).physical, y[i : i + 1]) for i in range(5))
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
@@ -150,7 +78,7 @@ def test_post_ops(isa, guarded, channels, activation, kind):
     physical = residual.to(activation_format(4, block)).physical
     wei_format = weight_format(w.shape, library.isa_block())
     post_ops = {"scale": scale, "shift": shift, "residual": physical, "activation": activation}
-    check(run(x, w, b, args, fmt, wei_format, block, **post_ops), expected)
+    check_close(run(x, w, b, args, fmt, wei_format, block, **post_ops), expected)
 
 
 @pytest.mark.parametrize("name", ["scale", "shift", "bias"])
@@ -161,7 +89,7 @@ def test_each_post_op_alone(isa, name):
     fmt = activation_format(4, library.isa_block())
     post_ops = {} if name == "bias" else {name: b}
     got = run(x, w, b if name == "bias" else None, args, fmt, None, library.isa_block(), **post_ops)
-    check(got, y * values if name == "scale" else y + values)
+    check_close(got, y * values if name == "scale" else y + values)
 
 
 def test_nan_stays_in_its_channel(isa):
@@ -197,9 +125,9 @@ def test_strided_src(isa):
                 image.physical if blocked else image, sum(fmt.blocking, ()) if blocked else (),
                 w, w.shape, (), b, *stride_args, library.isa_block(),
             )  # fmt: skip
-            check(tb.BlockedTensor(physical, fmt.blocking, expected.shape), expected)
+            check_close(tb.BlockedTensor(physical, fmt.blocking, expected.shape), expected)
     one_by_one = torch.randn(32, 48, 1, 1)
-    check(F.conv2d(part, one_by_one), F.conv2d(x[1:3, :, 2:7, 1:8].double(), one_by_one.double()))
+    check_close(F.conv2d(part, one_by_one), F.conv2d(x[1:3, :, 2:7, 1:8].double(), one_by_one.double()))
 
 
 def test_same_bits_every_time():
@@ -243,7 +171,7 @@ def test_batch_norm(isa, guarded, channels, affine):
         for block in (8, 16, 5):
             fmt = activation_format(x.dim(), block)
             physical = library.batch_norm_op(x.to(fmt).physical, weight, bias, mean, var, 1e-3)
-            check(tb.BlockedTensor(physical, fmt.blocking, x.shape), expected)
+            check_close(tb.BlockedTensor(physical, fmt.blocking, x.shape), expected)
 
 
 P, W = torch.zeros(1, 1, 4, 4, 16), torch.zeros(16, 16, 3, 3)

@@ -1,6 +1,6 @@
 """Normalization of groups of channels, of images and of trailing axes: values, gradients, what has no kernel.
 
-That of a batch is in test_dispatch.py and test_gradients.py.
+That of a batch is in test_batch_norm.py and test_gradients.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same
+from dispatch_cases import cases, check, check_error, falls_back
 
 import torch_blocked as tb
 
@@ -18,7 +19,7 @@ import torch_blocked as tb
 SIZES = [(7,), (5, 6), (3, 4, 5)]
 
 
-def check(f, x, *vectors, gradient_in=lambda x: x.to(tb.blocked), fmt=tb.blocked, native=True):
+def check_normalization(f, x, *vectors, gradient_in=lambda x: x.to(tb.blocked), fmt=tb.blocked, native=True):
     """Values and gradients are those of doubles; those of `x` are blocked, and nothing falls back, if `native`."""
     diff, found = torch.linspace(-1, 1, x.numel()).view(x.shape).sin(), []
     exact = [t.double().requires_grad_() for t in (x, *vectors)]
@@ -49,9 +50,9 @@ def affine(*size):
 def test_group_norm(isa, channels, size):
     x = torch.randn(2, channels, *size) * 2 + 3
     for groups in {1, channels, *(g for g in (2, 3, 8) if channels % g == 0)}:
-        check(lambda x, *vectors: F.group_norm(x, groups, *vectors), x, *affine(channels))  # noqa: B023
-        check(lambda x: F.group_norm(x, groups), x)  # noqa: B023
-        check(lambda x, weight: F.group_norm(x, groups, weight), x, torch.randn(channels))  # noqa: B023
+        check_normalization(lambda x, *vectors: F.group_norm(x, groups, *vectors), x, *affine(channels))  # noqa: B023
+        check_normalization(lambda x: F.group_norm(x, groups), x)  # noqa: B023
+        check_normalization(lambda x, weight: F.group_norm(x, groups, weight), x, torch.randn(channels))  # noqa: B023
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -60,9 +61,9 @@ def test_layer_norm(isa, channels, size):
     x = torch.randn(2, channels, *size) * 2 + 3
     for first in range(1, x.dim()):
         last = x.shape[first:]
-        check(lambda x, *vectors: F.layer_norm(x, last, *vectors), x, *affine(*last))  # noqa: B023
-        check(lambda x: F.layer_norm(x, last), x)  # noqa: B023
-        check(lambda x, bias: F.layer_norm(x, last, None, bias), x, torch.randn(last))  # noqa: B023
+        check_normalization(lambda x, *vectors: F.layer_norm(x, last, *vectors), x, *affine(*last))  # noqa: B023
+        check_normalization(lambda x: F.layer_norm(x, last), x)  # noqa: B023
+        check_normalization(lambda x, bias: F.layer_norm(x, last, None, bias), x, torch.randn(last))  # noqa: B023
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -75,9 +76,11 @@ def test_instance_norm(isa, channels, size):
     def by_running(x, *vectors):
         return F.instance_norm(x, mean.to(x.dtype, copy=True), var.to(x.dtype, copy=True), *vectors)
 
-    check(lambda x: F.instance_norm(x), x, native=whole)
-    check(lambda x, *vectors: F.instance_norm(x, None, None, *vectors), x, *affine(channels), native=whole)
-    check(by_running, x, *affine(channels), native=whole)
+    check_normalization(lambda x: F.instance_norm(x), x, native=whole)
+    check_normalization(
+        lambda x, *vectors: F.instance_norm(x, None, None, *vectors), x, *affine(channels), native=whole
+    )
+    check_normalization(by_running, x, *affine(channels), native=whole)
 
 
 CASES = {
@@ -93,13 +96,10 @@ def test_views_and_other_gradients(name):
     """Outer axes in another order, a slice of channels, a gradient in another format or expanded."""
     x = torch.randn(3, 48, 5, 6)
     for tag in ("nChw4c", "nChw8c", "acdB8b", "BcdA4a4b"):
-        check(CASES[name], x, fmt=tb.format(tag), native=tag != "BcdA4a4b")
-    check(CASES[name], x, gradient_in=lambda g: g.to(tb.format("acdB4b")))
+        check_normalization(CASES[name], x, fmt=tb.format(tag), native=tag != "BcdA4a4b")
+    check_normalization(CASES[name], x, gradient_in=lambda g: g.to(tb.format("acdB4b")))
     part = torch.randn(3, 96, 5, 9).to(tb.nChw16c)[:, 32:80, :, ::2]
-    with tb.count() as counts:
-        y = CASES[name](part)
-    assert not counts.fallbacks
-    assert_same(y, CASES[name](part.to_dense()))
+    check(CASES[name], part)
     grads = []
     for leaf in (x.clone().requires_grad_(), x.to(tb.nChw16c).requires_grad_()):
         CASES[name](leaf.to(tb.nChw16c)).contiguous().mul(x.sin()).sum().backward()
@@ -111,10 +111,7 @@ def test_views_and_other_gradients(name):
 def test_special_values_stay_where_they_are(isa, name):
     x = torch.randn(2, 48, 5, 6)
     x[0, 3, 1, 1], x[1, 40, 0, 0] = math.nan, math.nan
-    with tb.count() as counts:
-        y = CASES[name](x.to(tb.blocked))
-    assert not counts.fallbacks
-    assert_same(y, CASES[name](x), equal_nan=True)
+    check(CASES[name], x.to(tb.blocked))
 
 
 def test_large_means(isa):
@@ -139,19 +136,11 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", WITHOUT_A_KERNEL)
-def test_what_has_no_kernel_falls_back(name):
-    x = torch.randn(2, 17, 3, 4)
-    with tb.count() as counts:
-        y = WITHOUT_A_KERNEL[name](x.to(tb.blocked))
-    assert counts.fallbacks
-    assert_same(y, WITHOUT_A_KERNEL[name](x))
+@cases(WITHOUT_A_KERNEL)
+def test_what_has_no_kernel_falls_back(case):
+    check(case, torch.randn(2, 17, 3, 4).to(tb.blocked), expects=falls_back)
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_refuses_what_pytorch_refuses(name):
-    x = torch.randn(2, 17, 3, 4)
-    with pytest.raises(Exception) as plain:
-        ERRORS[name](x)
-    with pytest.raises(type(plain.value)):
-        ERRORS[name](x.to(tb.blocked))
+@cases(ERRORS)
+def test_refuses_what_pytorch_refuses(case):
+    check_error(case, torch.randn(2, 17, 3, 4).to(tb.blocked))

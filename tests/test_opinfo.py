@@ -7,14 +7,7 @@ import torch
 from opinfo import OPS, check
 from opinfo_exceptions import EXCEPTIONS
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The samples are small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", OPS)

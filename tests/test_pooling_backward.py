@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same
-from test_pooling import BLOCKS, DILATED, MODES, WINDOWS, between_nans, guarded, image, wrap  # noqa: F401
+from kernel_cases import between_nans
+from pooling_cases import BLOCKS, DILATED, MODES, WINDOWS, image, wrap
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format
-
-# ruff: noqa: F811
 
 
 def each_pair(*tensors):
@@ -121,21 +121,16 @@ def test_upsample_backward_stays_inside_whatever_the_scale(isa, guarded, scale):
 
 
 def test_gradients_do_not_depend_on_the_number_of_threads():
-    diff, threads = torch.randn(3, 2, 32, 32, 16), torch.get_num_threads()
+    diff = torch.randn(3, 2, 32, 32, 16)
     indices = torch.randint(64 * 64, diff.shape)
     found = []
-    try:
-        for n in (1, 2, 3, 7):
-            torch.set_num_threads(n)
-            window = [(3, 3), (2, 2), (1, 1)]
-            found.append(
-                (
-                    library.max_pool_backward_op(diff, indices, (64, 64)),
-                    library.avg_pool_backward_op(diff, (64, 64), *window),
-                    library.upsample_backward_op(diff, (20, 23), "bilinear"),
-                )
+    for n in (1, 2, 3, 7):
+        with num_threads(n):
+            ours = (
+                library.max_pool_backward_op(diff, indices, (64, 64)),
+                library.avg_pool_backward_op(diff, (64, 64), (3, 3), (2, 2), (1, 1)),
+                library.upsample_backward_op(diff, (20, 23), "bilinear"),
             )
-    finally:
-        torch.set_num_threads(threads)
+        found.append(ours)
     for others in found[1:]:
         assert all(map(torch.equal, others, found[0]))

@@ -7,32 +7,23 @@ import math
 import pytest
 import torch
 from conftest import CHANNELS, assert_same
-from test_dispatch import cases, check, check_error, native
+from dispatch_cases import (
+    FEW_FORMATS,
+    FORMATS,
+    cases,
+    check,
+    check_error,
+    check_gradient,
+    each_channels,
+    image,
+    images,
+    native,
+)
+from torch import Tensor
 
 import torch_blocked as tb
 
-# Two blocks along one axis and another order of the outer axes as well.
-FORMATS = [tb.blocked, *map(tb.format, "nChw8c acdB16b aBcd2b4b".split())]
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-def images(channels, fmts=FORMATS):
-    """The same small image in every format; no two of its elements are equal."""
-    numbers = torch.randperm(2 * channels * 20).view(2, channels, 4, 5).float()
-    return [(numbers / numbers.numel() - 0.4).to(fmt) for fmt in fmts]
-
-
-def check_gradient(f, x, weight_of=lambda y: torch.linspace(-1, 1, y.numel()).view(y.shape), **how):
-    """The gradient of each of the answers, every element weighed otherwise."""
-
-    def gradient(x):
-        leaf = x.detach().requires_grad_()
-        answers = f(leaf)
-        answers = answers if isinstance(answers, (tuple, list)) else (answers,)
-        differentiable = [y for y in answers if y.requires_grad]
-        return torch.autograd.grad(sum((y * weight_of(y)).sum() for y in differentiable), leaf)[0]
-
-    check(gradient, x, **how)
 
 
 # ---- Reductions: functions of x, axes (a list, or None for all) and keepdim
@@ -79,7 +70,7 @@ def test_reduction(isa, case, axes, keepdim):
 @pytest.mark.parametrize("name", [n for n in SEVERAL_AXES if n not in NO_GRADIENT])
 def test_gradient_of_a_reduction(name, axes):
     for channels, keepdim in itertools.product((15, 17), (False, True)):
-        for x in images(channels, FORMATS[:2]):
+        for x in images(channels, FEW_FORMATS[:2]):
             how = {"expects": native} if name in NATIVE_GRADIENT else {"expects": torch.enable_grad}
             check_gradient(lambda x, k=keepdim: SEVERAL_AXES[name](x, list(axes), k), x, **how, **CLOSE)
 
@@ -180,7 +171,7 @@ def test_gradient_along_an_axis(name, dim):
 def test_half_precision_is_accumulated_in_single(dtype):
     x = torch.full((1, 53, 3, 2), 30.0)
     x[:, 40:] = 1 / 30
-    for fmt in FORMATS:
+    for fmt in FEW_FORMATS:
         y = x.to(dtype).to(fmt)
         check(lambda x: (x * 1000).mean(1), y, rtol=1e-2, atol=1e-2)  # whose sum is no half
         for f in (lambda x: x.softmax(1), lambda x: x.var(1), lambda x: x.cumsum(1)):
@@ -230,3 +221,74 @@ def test_answers_of_one_format_do_not_copy():
             f(x, 1)
     assert counts.reorders.total() == 0
     assert_same(x, x.to_dense())
+
+
+# ---- Those that are taken together by one operator of the physical tensor
+
+TOGETHER = {
+    "mean": lambda x, dim, keepdim: x.mean(dim, keepdim),
+    "sum": lambda x, dim, keepdim: x.sum(dim, keepdim),
+    "sum in double": lambda x, dim, keepdim: x.sum(dim, keepdim, dtype=torch.float64),
+    "amax": lambda x, dim, keepdim: x.amax(dim, keepdim),
+    "amin": lambda x, dim, keepdim: (x - 100).amin(dim, keepdim),
+    "amax of negative": lambda x, dim, keepdim: (x - 100).amax(dim, keepdim),
+}
+
+AXES_TOGETHER = [(0,), (2,), (3,), (2, 3), (-1, -2), (0, 2, 3), (3, 0), (1,), (1, 2), (0, 1, 2, 3), ()]
+
+
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("axes", AXES_TOGETHER, ids=str)
+@cases(TOGETHER)
+def test_reduction_over_axes_together(isa, case, axes, keepdim):
+    is_native = axes and 1 not in axes
+    for channels, fmt in itertools.product(CHANNELS, ("nChw4c", "nChw16c", "acdB8b", "aBcd2b4b")):
+        x = image(channels).to(tb.format(fmt))
+        y = check(lambda x: case(x, list(axes), keepdim), x, expects=native if is_native else contextlib.nullcontext)
+        if is_native and (keepdim or len(axes) == 1):
+            assert isinstance(y, tb.BlockedTensor)
+
+
+REDUCTIONS_OF_ALL = {
+    "sum": Tensor.sum,
+    "mean": Tensor.mean,
+    "amax": Tensor.amax,
+    "max": Tensor.max,
+    "max over channels": lambda x: x.max(1),
+    "var": lambda x: x.var((2, 3)),
+    "norm": Tensor.norm,
+    "argmax": Tensor.argmax,
+    "prod": lambda x: x.prod(1),
+    "any": Tensor.any,
+    "all over channels": lambda x: x.ne(0).all(1),
+    "softmax": lambda x: x.softmax(1),
+    "cumsum": lambda x: x.cumsum(1),
+    "logsumexp": lambda x: x.logsumexp((2, 3)),
+    "sum of integers": lambda x: x.int().sum((2, 3)),
+    "sum of bools": lambda x: x.gt(0).sum(3),
+    "sum of nothing": lambda x: x[:0].sum((0, 2)),
+    "mean of nothing": lambda x: x[:, :, :0].mean(2),
+    "mean of many, as one vector": lambda x: x.mean((2, 3)).view(-1),
+    "mean of columns, as a matrix": lambda x: x.mean(3).view(x.size(0), -1),
+    "mean of all images, as a matrix": lambda x: x.mean((0, 2)).view(-1, 2),
+}
+
+
+@each_channels
+@cases(REDUCTIONS_OF_ALL)
+def test_other_reductions(case, channels):
+    for fmt in FORMATS:
+        check(case, image(channels).to(fmt), expects=contextlib.nullcontext)
+
+
+def test_reduction_keeps_nonfinite_values_in_their_channels():
+    x = image(17)
+    x[0, 3, 0, 0], x[1, 16, 1, 1], x[0, 16, 0, 0] = math.nan, math.inf, -math.inf
+    for case in TOGETHER.values():
+        check(lambda x, f=case: f(x, (2, 3), True), x.to(tb.nChw16c))
+
+
+def test_reduction_of_blocked_weights():
+    for tag in ("OIhw16i16o", "OIhw4i16o4i", "Ohwi16o"):
+        w = torch.randn(17, 20, 3, 2).to(tb.format(tag))
+        check(lambda w: (w.sum((2, 3)), w.amax(2), w.mean((2, 3), keepdim=True)), w)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import padding_is_zero
-from test_library import guarded, run  # noqa: F401
+from kernel_cases import run
 
 import torch_blocked as tb
 from torch_blocked import library
@@ -61,7 +61,7 @@ def blocked(x):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_convolution(isa, guarded, mode, shape):  # noqa: F811
+def test_convolution(isa, guarded, mode, shape):
     n, ic, oc, ih, iw, padding = shape
     x, w, b = torch.randn(n, ic, ih, iw), torch.randn(oc, ic, 3, 3), torch.randn(oc)
     y = conv(x, w, b, padding, mode)
@@ -72,7 +72,7 @@ def test_convolution(isa, guarded, mode, shape):  # noqa: F811
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("activation", ["none", "relu", "relu6"])
-def test_post_ops(isa, guarded, mode, activation):  # noqa: F811
+def test_post_ops(isa, guarded, mode, activation):
     x, w, b = torch.randn(2, 20, 9, 8), torch.randn(37, 20, 3, 3), torch.randn(37)
     scale, shift, residual = torch.randn(37), torch.randn(37), 3 * torch.randn(2, 37, 9, 8)
     y = F.conv2d(x.double(), w.double(), b.double(), padding=1) * scale.view(-1, 1, 1) + shift.view(-1, 1, 1) + residual

@@ -20,6 +20,9 @@ aten = torch.ops.aten
 _PLAIN = Blocking()
 _CHANNELS = {block: Blocking(((1, block),)) for block in (8, 16)}
 
+# stride, padding, dilation: lists of a number a spatial dim each. A plain tuple, which costs a call the least.
+Window = tuple[list[int], list[int], list[int]]
+
 
 @register(aten.convolution.default)
 def convolution(
@@ -35,49 +38,32 @@ def convolution(
     groups: int,
 ) -> Tensor:
     """1-D to 3-D, float32: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
-    spatial = x.dim() - 2
-    window = stride, padding, dilation
-    if not len(stride) == len(padding) == len(dilation) == spatial:
-        window = [v * spatial if len(v) == 1 else v for v in window]
-    if transposed and _has_transposed_kernel(x, weight, bias, *window, output_padding, groups):
-        return _convolution_transpose(x, weight, bias, *window, output_padding, groups)
-    if transposed or not _has_kernel(x, weight, bias, groups) or not _is_window(spatial, *window):
+    window = _window(x.dim() - 2, stride, padding, dilation)
+    if transposed and _has_transposed_kernel(x, weight, bias, window, output_padding, groups):
+        return _convolution_transpose(x, weight, bias, window, output_padding, groups)
+    if transposed or not _has_kernel(x, weight, bias, window, groups):
         return fallback(func, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    return _convolution(x, weight, bias, *window, groups)
+    return _convolution(x, weight, bias, window, groups)
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> BlockedTensor:
+def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, groups: int) -> BlockedTensor:
     block, src, src_blocking = _source(x, weight, groups)
     wei, wei_blocking = _physical(weight)
     if wei_blocking.block(0) != block:  # packed by the operator on every call
         counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
     physical = library.convolution_op(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
-        stride, padding, dilation, groups, block,
+        *window, groups, block,
     )  # fmt: skip
     size = physical.shape
     return BlockedTensor(physical, _CHANNELS[block], (size[0], weight.shape[0], *size[2:-1]))
 
 
 def _convolution_transpose(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    output_padding: list[int],
-    groups: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int], groups: int
 ) -> BlockedTensor:
     """1-D to 3-D, float32; the weight is (ic, oc / groups, kd, kh, kw), packed by the operator on every call."""
+    stride, padding, dilation = window
     block = _kernel_block(x, weight)
     wei, wei_blocking = _physical(weight)
     counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
@@ -107,11 +93,12 @@ def conv2d(
     return convolution(whole, x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
 
 
-def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> bool:
+def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, groups: int) -> bool:
     """Whether the operator takes these arguments; those that are wrong are left to PyTorch, which says why."""
     src, wei = x.shape, weight.shape
     return (
         _are_for_kernels(x, weight, bias, src, wei)
+        and _is_valid(window, len(src) - 2)
         and src[1] == wei[1] * groups
         and wei[0] % groups == 0
         and (bias is None or bias.shape == wei[:1])
@@ -119,28 +106,21 @@ def _has_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> 
 
 
 def _has_transposed_kernel(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    output_padding: list[int],
-    groups: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int], groups: int
 ) -> bool:
     """As `_has_kernel`, of the transposed convolution."""
     src, wei = x.shape, weight.shape
     spatial = len(src) - 2
-    if not _are_for_kernels(x, weight, bias, src, wei) or not _is_window(spatial, stride, padding, dilation):
+    if not _are_for_kernels(x, weight, bias, src, wei) or not _is_valid(window, spatial):
         return False
     if len(output_padding) != spatial or groups < 1 or wei[0] % groups:
         return False
-    window = zip(src[2:], wei[2:], stride, padding, dilation, output_padding, strict=True)
+    sizes = zip(src[2:], wei[2:], *window, output_padding, strict=True)
     return (
         src[1] == wei[0]
         and (bias is None or tuple(bias.shape) == (wei[1] * groups,))
         and all(
-            0 <= out < max(s, d) and (n - 1) * s - 2 * pad + d * (k - 1) + out >= 0 for n, k, s, pad, d, out in window
+            0 <= out < max(s, d) and (n - 1) * s - 2 * pad + d * (k - 1) + out >= 0 for n, k, s, pad, d, out in sizes
         )
         and not (isinstance(weight, BlockedTensor) and max(weight._blocking.axes) > 1)
     )
@@ -158,8 +138,16 @@ def _are_for_kernels(x: Tensor, weight: Tensor, bias: Tensor | None, src: torch.
     )
 
 
-def _is_window(spatial: int, stride: list[int], padding: list[int], dilation: list[int]) -> bool:
+def _window(spatial: int, stride: list[int], padding: list[int], dilation: list[int]) -> Window:
+    """One number stands for all of the `spatial` dims, as in PyTorch."""
+    if len(stride) == len(padding) == len(dilation) == spatial:
+        return stride, padding, dilation
+    return tuple(v * spatial if len(v) == 1 else v for v in (stride, padding, dilation))
+
+
+def _is_valid(window: Window, spatial: int) -> bool:
     """Whether these are as many numbers as there are spatial dims, and none that PyTorch refuses."""
+    stride, padding, dilation = window
     return len(stride) == len(padding) == len(dilation) == spatial and min(*stride, *dilation) > 0 and min(padding) >= 0
 
 
@@ -214,8 +202,8 @@ def algorithm(
     check_tensor("algorithm", x)
     check_tensor("algorithm", weight)
     spatial = x.dim() - 2
-    window = [[v] * spatial if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
-    if not _has_kernel(x, weight, None, groups) or not _is_window(spatial, *window):
+    window = tuple([v] * spatial if isinstance(v, int) else list(v) for v in (stride, padding, dilation))
+    if not _has_kernel(x, weight, None, window, groups):
         return Algorithm("fallback", "the operator takes 1-D to 3-D float32 convolutions whose sizes match")
     block, src, src_blocking = _source(x, weight, groups)
     wei, wei_blocking = _physical(weight)
@@ -240,13 +228,12 @@ def convolution_backward(
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Of what `convolution` takes; the gradients of blocked tensors are blocked."""
-    spatial = x.dim() - 2
-    window = [v * spatial if len(v) == 1 else v for v in (stride, padding, dilation)]
+    window = _window(x.dim() - 2, stride, padding, dilation)
     has_kernel = (
-        _has_transposed_kernel(x, weight, None, *window, output_padding, groups)
+        _has_transposed_kernel(x, weight, None, window, output_padding, groups)
         and all(out < s for out, s in zip(output_padding, window[0], strict=True))
         if transposed
-        else _has_kernel(x, weight, None, groups) and _is_window(spatial, *window)
+        else _has_kernel(x, weight, None, window, groups)
     )
     if not has_kernel or grad.dtype is not torch.float32 or grad.dim() != x.dim():
         announce(func)
@@ -258,34 +245,30 @@ def convolution_backward(
     diff_src = diff_weight = diff_bias = None
     if output_mask[0]:
         backward = _convolution if transposed else _convolution_transpose
-        rest = [] if transposed else [_output_padding(grad.shape, x.shape, weight.shape, *window)]
-        diff_src = _as(backward(diff_dst, weight, None, *window, *rest, groups), x)
+        rest = [] if transposed else [_output_padding(grad.shape, x.shape, weight.shape, window)]
+        diff_src = _as(backward(diff_dst, weight, None, window, *rest, groups), x)
     if output_mask[1]:
         src, dst = (diff_dst, x) if transposed else (x, diff_dst)
-        diff_weight = _weight_gradient(src, dst, weight, *window, groups)
+        diff_weight = _weight_gradient(src, dst, weight, window, groups)
     if output_mask[2]:
         dims = [0, *range(2, grad.dim())]
         diff_bias = diff_dst._physical.sum(dims).flatten()[: grad.size(1)].clone()
     return diff_src, diff_weight, diff_bias
 
 
-def _output_padding(
-    dst: torch.Size, src: torch.Size, weight: torch.Size, stride: list[int], padding: list[int], dilation: list[int]
-) -> list[int]:
+def _output_padding(dst: torch.Size, src: torch.Size, weight: torch.Size, window: Window) -> list[int]:
     """The rows of src that a convolution's last window does not reach, of each spatial dim."""
-    window = zip(src[2:], dst[2:], weight[2:], stride, padding, dilation, strict=True)
-    return [n - ((out - 1) * s - 2 * pad + d * (k - 1) + 1) for n, out, k, s, pad, d in window]
+    sizes = zip(src[2:], dst[2:], weight[2:], *window, strict=True)
+    return [n - ((out - 1) * s - 2 * pad + d * (k - 1) + 1) for n, out, k, s, pad, d in sizes]
 
 
-def _weight_gradient(
-    x: Tensor, diff_dst: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
-) -> Tensor:
+def _weight_gradient(x: Tensor, diff_dst: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     """The gradient of the convolution of x, blocked as the weight is."""
     block, src, src_blocking = _source(x, weight, groups)
     fmt = weight.format if isinstance(weight, BlockedTensor) else plain_format(weight.dim(), None)
     physical = library.convolution_weight_gradient_op(
         src, sum(src_blocking, ()), reorder.to_blocking(diff_dst, _CHANNELS[block]), weight.shape, fmt.order,
-        sum(fmt.blocking, ()), stride, padding, dilation, groups,
+        sum(fmt.blocking, ()), *window, groups,
     )  # fmt: skip
     return BlockedTensor(physical, fmt.blocking, weight.shape) if fmt.blocking else physical
 

@@ -9,76 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same, dense
-from test_library import between_nans, check, guarded  # noqa: F401
+from dispatch_cases import cases, check, check_error, falls_back
+from kernel_cases import CONVOLUTIONS, TRANSPOSED, between_nans, check_close
 from torch import nn
 
 import torch_blocked as tb
 from torch_blocked import library
 from torch_blocked.formats import activation_format, weight_format
-
-# (n, ic, oc, src, kernel, stride, padding, dilation, groups)
-CONVOLUTIONS = [
-    (1, 1, 1, (1,), (1,), (1,), (0,), (1,), 1),
-    (2, 17, 33, (40,), (3,), (1,), (1,), (1,), 1),
-    (1, 53, 20, (29,), (5,), (3,), (4,), (2,), 1),
-    (3, 64, 48, (31,), (1,), (1,), (0,), (1,), 1),
-    (2, 20, 20, (19,), (4,), (2,), (1,), (1,), 20),
-    (2, 48, 48, (33,), (3,), (2,), (1,), (1,), 3),  # one block a group
-    (1, 3, 18, (50,), (7,), (2,), (3,), (1,), 1),
-    (1, 16, 16, (3,), (3,), (1,), (9,), (6,), 1),  # taps that see only padding
-    (1, 1, 1, (1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
-    (2, 17, 33, (4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1),
-    (1, 53, 20, (7, 9, 8), (2, 3, 1), (3, 2, 1), (1, 0, 2), (2, 1, 1), 1),
-    (1, 20, 40, (5, 6, 17), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
-    (2, 33, 17, (5, 4, 3), (1, 1, 1), (2, 1, 1), (0, 0, 0), (1, 1, 1), 1),
-    (1, 16, 16, (3, 5, 5), (1, 1, 1), (1, 1, 1), (1, 0, 0), (1, 1, 1), 1),
-    (1, 3, 20, (5, 9, 11), (3, 7, 7), (1, 2, 2), (1, 3, 3), (1, 1, 1), 1),
-    (1, 20, 20, (5, 6, 7), (3, 3, 3), (2, 1, 1), (1, 1, 1), (1, 1, 1), 20),
-    (1, 20, 30, (4, 5, 4), (2, 3, 3), (1, 1, 2), (0, 1, 1), (1, 1, 1), 10),
-    (1, 32, 32, (4, 5, 17), (3, 3, 3), (2, 1, 1), (1, 1, 1), (1, 1, 1), 2),
-    (1, 64, 64, (4, 3, 5), (3, 1, 3), (1, 1, 1), (2, 0, 1), (2, 1, 1), 2),
-    (2, 24, 24, (2, 5, 6), (3, 5, 5), (1, 1, 2), (3, 2, 2), (1, 1, 1), 24),  # planes that see only padding
-    (1, 300, 16, (3, 5, 60), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1),  # the window is split over ic
-]
-
-# (n, ic, oc, src, kernel, stride, padding, output padding, dilation, groups)
-TRANSPOSED = [
-    (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1),
-    (2, 17, 33, (5, 7), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1),
-    (1, 53, 20, (6, 5), (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
-    (2, 33, 48, (9, 7), (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), 1),
-    (1, 20, 17, (4, 16), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
-    (1, 16, 16, (5, 6), (5, 2), (3, 1), (2, 0), (1, 0), (1, 1), 1),
-    (1, 15, 20, (5, 6), (3, 1), (1, 2), (3, 0), (0, 1), (1, 1), 1),  # padding over the kernel
-    (1, 20, 5, (7, 6), (2, 1), (4, 3), (0, 0), (3, 2), (1, 1), 1),  # pixels that no tap reaches
-    (1, 20, 20, (9, 8), (5, 5), (2, 3), (6, 7), (1, 0), (1, 1), 1),  # dst begins inside src
-    (1, 16, 16, (3, 3), (1, 1), (5, 5), (3, 3), (0, 0), (1, 1), 1),  # fewer pixels than phases
-    (1, 64, 64, (3, 33), (3, 3), (1, 1), (0, 2), (0, 0), (1, 1), 1),
-    (1, 512, 16, (2, 400), (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),  # the window is split over ic
-    (1, 20, 33, (6, 5), (3, 3), (1, 2), (2, 0), (1, 0), (2, 3), 1),
-    (2, 17, 16, (5, 4), (4, 3), (2, 4), (3, 1), (1, 3), (4, 2), 1),  # phases that no tap is of
-    (1, 17, 20, (5, 4), (3, 5), (6, 6), (0, 2), (5, 3), (4, 9), 1),  # one tap in two or three is of a phase
-    (2, 20, 20, (6, 5), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 20),
-    (1, 53, 53, (9, 31), (3, 3), (2, 2), (1, 1), (1, 0), (1, 1), 53),
-    (1, 16, 16, (7, 9), (5, 7), (1, 1), (1, 0), (0, 0), (1, 1), 16),
-    (1, 20, 20, (5, 6), (3, 3), (2, 1), (3, 2), (1, 1), (3, 2), 20),
-    (1, 20, 40, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 20),
-    (2, 40, 20, (4, 5), (3, 2), (1, 2), (1, 0), (0, 1), (1, 1), 20),
-    (1, 30, 20, (5, 6), (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), 5),
-    (1, 64, 32, (5, 17), (3, 3), (2, 1), (1, 1), (1, 0), (1, 2), 2),
-    (1, 1, 1, (1,), (1,), (1,), (0,), (0,), (1,), 1),
-    (2, 17, 33, (25,), (4,), (2,), (1,), (0,), (1,), 1),
-    (1, 53, 16, (9,), (3,), (3,), (2,), (2,), (1,), 1),
-    (1, 20, 20, (9,), (3,), (2,), (1,), (1,), (1,), 20),
-    (1, 20, 30, (9,), (3,), (2,), (2,), (1,), (3,), 10),
-    (1, 1, 1, (1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1), 1),
-    (2, 17, 33, (4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
-    (1, 20, 17, (3, 4, 5), (2, 3, 4), (2, 2, 2), (0, 1, 1), (0, 1, 0), (1, 1, 1), 1),
-    (1, 33, 20, (4, 5, 4), (3, 1, 3), (3, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 3), 1),
-    (2, 20, 20, (4, 5, 6), (3, 3, 3), (2, 1, 2), (1, 1, 0), (1, 0, 1), (1, 1, 2), 20),
-    (1, 20, 30, (3, 5, 4), (3, 2, 3), (1, 2, 1), (1, 0, 1), (0, 1, 0), (1, 1, 1), 10),
-    (1, 5, 7, (9, 3, 3), (1, 3, 3), (1, 1, 1), (3, 1, 1), (0, 0, 0), (1, 1, 1), 1),  # dst begins inside src
-]
 
 
 def convolve_in_all_formats(op, x, w, oc, *arguments, plain_src=True):
@@ -100,16 +37,16 @@ def convolve_in_all_formats(op, x, w, oc, *arguments, plain_src=True):
 
 
 @pytest.mark.parametrize("shape", CONVOLUTIONS, ids=str)
-def test_convolution(isa, guarded, shape):  # noqa: F811
+def test_convolution(isa, guarded, shape):
     n, ic, oc, src, kernel, *window, groups = shape
     x, w, b = torch.randn(n, ic, *src), torch.randn(oc, ic // groups, *kernel), torch.randn(oc)
     expected = torch.convolution(x.double(), w.double(), b.double(), *window, False, [0] * len(src), groups)
     for y in convolve_in_all_formats(library.convolution_op, x, w, oc, b, *window, groups):
-        check(y, expected)
+        check_close(y, expected)
 
 
 @pytest.mark.parametrize("shape", TRANSPOSED, ids=str)
-def test_transposed_convolution(isa, guarded, shape):  # noqa: F811
+def test_transposed_convolution(isa, guarded, shape):
     n, ic, oc, src, kernel, stride, padding, output_padding, dilation, groups = shape
     x, w, b = torch.randn(n, ic, *src), torch.randn(ic, oc // groups, *kernel), torch.randn(oc)
     expected = torch.convolution(
@@ -119,17 +56,17 @@ def test_transposed_convolution(isa, guarded, shape):  # noqa: F811
         library.convolution_transpose_op, x, w, oc, b, stride, padding, output_padding, dilation, groups,
         plain_src=False,
     ):  # fmt: skip
-        check(y, expected)
+        check_close(y, expected)
 
 
 @pytest.mark.parametrize("groups", [1, 20])
-def test_output_padding_over_stride(isa, guarded, groups):  # noqa: F811
+def test_output_padding_over_stride(isa, guarded, groups):
     """What PyTorch refuses: pixels far from any that a tap reaches."""
     x, w = torch.randn(1, 20, 4, 5), torch.randn(20, 20 // groups, 3, 3)
     expected = F.pad(F.conv_transpose2d(x.double(), w.double(), groups=groups), (0, 9, 0, 2))
     arguments = None, (1, 1), (0, 0), (2, 9), (1, 1), groups
     for y in convolve_in_all_formats(library.convolution_transpose_op, x, w, 20, *arguments, plain_src=False):
-        check(y, expected)
+        check_close(y, expected)
 
 
 # (n, ic, oc, src, kernel, stride, padding, dilation, groups): src is not always what the taps reach exactly
@@ -145,7 +82,7 @@ GRADIENTS = [
 
 
 @pytest.mark.parametrize("shape", GRADIENTS, ids=str)
-def test_gradient_of_src(isa, guarded, shape):  # noqa: F811
+def test_gradient_of_src(isa, guarded, shape):
     """The transposed convolution of dst's gradient by a convolution's own weight is the gradient of its src."""
     n, ic, oc, src, kernel, stride, padding, dilation, groups = shape
     x, w = torch.randn(n, ic, *src).double().requires_grad_(), torch.randn(oc, ic // groups, *kernel)
@@ -160,17 +97,17 @@ def test_gradient_of_src(isa, guarded, shape):  # noqa: F811
         library.convolution_transpose_op, grad, w, ic, None, stride, padding, output_padding, dilation, groups,
         plain_src=False,
     ):  # fmt: skip
-        check(found, expected)
+        check_close(found, expected)
 
 
-def test_reference_of_three_dims(guarded):  # noqa: F811
+def test_reference_of_three_dims(guarded):
     x, w, b = torch.randn(2, 17, 4, 5, 6), torch.randn(20, 17, 3, 2, 3), torch.randn(20)
     expected = F.conv3d(x.double(), w.double(), b.double(), (1, 2, 1), (1, 0, 2))
     src = x.to(activation_format(5, 5))
     physical = library.convolution_op(
         src.physical, (1, 5), w, w.shape, (), b, (1, 2, 1), (1, 0, 2), (1, 1, 1), 1, 5, activation="relu"
     )
-    check(tb.BlockedTensor(physical, src.blocking, expected.shape), expected.relu())
+    check_close(tb.BlockedTensor(physical, src.blocking, expected.shape), expected.relu())
 
 
 def test_post_ops_of_three_dims(isa):
@@ -182,7 +119,7 @@ def test_post_ops_of_three_dims(isa):
         library.isa_block(), scale, shift, residual.to(fmt).physical, "relu6",
     )  # fmt: skip
     y = F.conv3d(x.double(), w.double(), padding=1) * scale.view(-1, 1, 1, 1) + shift.view(-1, 1, 1, 1) + residual
-    check(tb.BlockedTensor(physical, fmt.blocking, y.shape), F.relu6(y))
+    check_close(tb.BlockedTensor(physical, fmt.blocking, y.shape), F.relu6(y))
 
 
 def test_pixels_that_no_tap_reaches_see_no_nan(isa):
@@ -239,7 +176,7 @@ def as_weight(w):
     return w.to(weight_format(w.shape, library.isa_block()))
 
 
-def native(f, *args):
+def natively(f, *args):
     with tb.count() as counts:
         y = f(*args)
     assert not counts.fallbacks and isinstance(y, tb.BlockedTensor)
@@ -273,10 +210,10 @@ def test_functions(isa, name, channels):
     w = w.transpose(0, 1).contiguous() if transposed else w
     expected = function(x, w)
     for src, wei in ((x.to(tb.blocked), w), (x.to(tb.blocked), as_weight(w)), (x, w.to(tb.blocked))):
-        assert_same(native(function, src, wei), expected)
-    assert_same(native(function, x[:0].to(tb.blocked), w), expected[:0])
+        assert_same(natively(function, src, wei), expected)
+    assert_same(natively(function, x[:0].to(tb.blocked), w), expected[:0])
     with torch.inference_mode():
-        assert_same(native(function, x.to(tb.blocked), w), expected)
+        assert_same(natively(function, x.to(tb.blocked), w), expected)
 
 
 def test_strided_src():
@@ -294,14 +231,11 @@ FALL_BACK = {
 }
 
 
-@pytest.mark.parametrize("name", FALL_BACK)
-def test_convolutions_on_plain_tensors(name):
+@cases(FALL_BACK)
+def test_convolutions_on_plain_tensors(case):
     x, w = torch.randn(2, 17, 4, 5), torch.randn(17, 17, 3, 3)
     for wei in (w, as_weight(w)):
-        with tb.count() as counts:
-            y = FALL_BACK[name](x.to(tb.blocked), wei)
-        assert counts.fallbacks
-        assert_same(y, FALL_BACK[name](x, w), rtol=1e-4, atol=1e-4)
+        check(case, x.to(tb.blocked), wei, expects=falls_back, rtol=1e-4, atol=1e-4)
 
 
 ERRORS = {
@@ -318,13 +252,9 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_what_pytorch_refuses(name):
-    x = torch.ones(1, 17, 4, 5)
-    with pytest.raises(Exception) as expected:
-        ERRORS[name](x)
-    with pytest.raises(expected.type):
-        ERRORS[name](x.to(tb.blocked))
+@cases(ERRORS)
+def test_what_pytorch_refuses(case):
+    check_error(case, torch.ones(1, 17, 4, 5).to(tb.blocked))
 
 
 # ---- Winograd
@@ -332,7 +262,7 @@ def test_what_pytorch_refuses(name):
 
 @pytest.mark.parametrize("mode", ["f2", "f4"])
 @pytest.mark.parametrize("padding", [0, 1, 2, 4])
-def test_transposed_convolution_by_winograd(isa, guarded, mode, padding):  # noqa: F811
+def test_transposed_convolution_by_winograd(isa, guarded, mode, padding):
     x, w, b = torch.randn(2, 33, 9, 10), torch.randn(33, 20, 3, 3), torch.randn(20)
     expected = F.conv_transpose2d(x.double(), w.double(), b.double(), padding=padding)
     with tb.winograd("never"):
@@ -355,7 +285,7 @@ WINOGRAD_3D = [
 
 @pytest.mark.parametrize("mode", ["f2", "f4"])
 @pytest.mark.parametrize("shape", WINOGRAD_3D, ids=str)
-def test_three_dims_by_winograd(isa, guarded, mode, shape):  # noqa: F811
+def test_three_dims_by_winograd(isa, guarded, mode, shape):
     n, ic, oc, size, kd, *window = shape
     x, w, b = torch.randn(n, ic, *size), torch.randn(oc, ic, kd, 3, 3), torch.randn(oc)
     stride, padding, dilation = window

@@ -1,0 +1,139 @@
+"""Problems and checks for the tests of the C++ operators, on physical tensors."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from conftest import padding_is_zero
+from torch import Tensor
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.formats import activation_format
+
+# (n, ic, oc, ih, iw, kh, kw, stride, padding, dilation, groups)
+SHAPES = [
+    (1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1),
+    (2, 3, 20, 17, 19, 7, 7, 2, 3, 1, 1),
+    (1, 5, 16, 9, 9, 3, 3, 1, 2, 2, 1),
+    (1, 4, 33, 23, 50, 11, 11, 4, 2, 1, 1),
+    (1, 17, 33, 9, 7, 3, 3, 1, 1, 1, 1),
+    (1, 64, 48, 14, 14, 3, 3, 2, 1, 1, 1),
+    (1, 53, 53, 11, 13, 3, 1, 1, (1, 0), 1, 1),
+    (1, 32, 64, 12, 12, 1, 5, (1, 2), (0, 2), (1, 2), 1),
+    (1, 300, 40, 20, 60, 5, 5, 3, 4, 2, 1),
+    (3, 33, 40, 30, 30, 1, 1, 1, 0, 1, 1),
+    (1, 256, 80, 7, 7, 1, 1, 2, 0, 1, 1),
+    (1, 512, 16, 3, 400, 3, 3, 1, 1, 1, 1),  # wide: the window is split over input channels
+    (1, 16, 16, 3, 3, 3, 3, 1, 9, 6, 1),  # taps that see only padding
+    (2, 24, 24, 9, 9, 3, 3, 2, 1, 1, 24),
+    (1, 24, 48, 8, 9, 5, 5, 1, 2, 1, 24),  # two filters a channel
+    (1, 32, 64, 7, 7, 3, 3, 1, 1, 1, 32),
+    (1, 20, 30, 7, 7, 3, 3, 1, 1, 1, 10),
+    (1, 48, 96, 6, 6, 3, 3, 1, 1, 1, 2),
+    (1, 64, 64, 5, 5, 3, 3, 1, 1, 2, 4),
+    (1, 17, 17, 9, 43, 7, 7, 1, 3, 1, 17),  # the padding reaches into the last tile but one
+    (2, 17, 17, 5, 2, 5, 5, 2, 2, 1, 17),  # and from both sides into all columns
+    (1, 48, 48, 9, 31, 3, 3, 1, 1, 1, 3),  # one block a group
+    (2, 48, 48, 9, 10, 5, 3, 2, (0, 1), 1, 6),
+    (1, 48, 48, 7, 9, 3, 3, 1, 1, 2, 6),  # dilated
+    (1, 20, 64, 6, 7, 3, 3, 1, 1, 1, 2),  # whole blocks of output channels a group, not of input channels
+]
+
+# (n, ic, oc, src, kernel, stride, padding, dilation, groups)
+CONVOLUTIONS = [
+    (1, 1, 1, (1,), (1,), (1,), (0,), (1,), 1),
+    (2, 17, 33, (40,), (3,), (1,), (1,), (1,), 1),
+    (1, 53, 20, (29,), (5,), (3,), (4,), (2,), 1),
+    (3, 64, 48, (31,), (1,), (1,), (0,), (1,), 1),
+    (2, 20, 20, (19,), (4,), (2,), (1,), (1,), 20),
+    (2, 48, 48, (33,), (3,), (2,), (1,), (1,), 3),  # one block a group
+    (1, 3, 18, (50,), (7,), (2,), (3,), (1,), 1),
+    (1, 16, 16, (3,), (3,), (1,), (9,), (6,), 1),  # taps that see only padding
+    (1, 1, 1, (1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
+    (2, 17, 33, (4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1),
+    (1, 53, 20, (7, 9, 8), (2, 3, 1), (3, 2, 1), (1, 0, 2), (2, 1, 1), 1),
+    (1, 20, 40, (5, 6, 17), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
+    (2, 33, 17, (5, 4, 3), (1, 1, 1), (2, 1, 1), (0, 0, 0), (1, 1, 1), 1),
+    (1, 16, 16, (3, 5, 5), (1, 1, 1), (1, 1, 1), (1, 0, 0), (1, 1, 1), 1),
+    (1, 3, 20, (5, 9, 11), (3, 7, 7), (1, 2, 2), (1, 3, 3), (1, 1, 1), 1),
+    (1, 20, 20, (5, 6, 7), (3, 3, 3), (2, 1, 1), (1, 1, 1), (1, 1, 1), 20),
+    (1, 20, 30, (4, 5, 4), (2, 3, 3), (1, 1, 2), (0, 1, 1), (1, 1, 1), 10),
+    (1, 32, 32, (4, 5, 17), (3, 3, 3), (2, 1, 1), (1, 1, 1), (1, 1, 1), 2),
+    (1, 64, 64, (4, 3, 5), (3, 1, 3), (1, 1, 1), (2, 0, 1), (2, 1, 1), 2),
+    (2, 24, 24, (2, 5, 6), (3, 5, 5), (1, 1, 2), (3, 2, 2), (1, 1, 1), 24),  # planes that see only padding
+    (1, 300, 16, (3, 5, 60), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1),  # the window is split over ic
+]
+
+# (n, ic, oc, src, kernel, stride, padding, output padding, dilation, groups)
+TRANSPOSED = [
+    (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    (2, 17, 33, (5, 7), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1),
+    (1, 53, 20, (6, 5), (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
+    (2, 33, 48, (9, 7), (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), 1),
+    (1, 20, 17, (4, 16), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 1),
+    (1, 16, 16, (5, 6), (5, 2), (3, 1), (2, 0), (1, 0), (1, 1), 1),
+    (1, 15, 20, (5, 6), (3, 1), (1, 2), (3, 0), (0, 1), (1, 1), 1),  # padding over the kernel
+    (1, 20, 5, (7, 6), (2, 1), (4, 3), (0, 0), (3, 2), (1, 1), 1),  # pixels that no tap reaches
+    (1, 20, 20, (9, 8), (5, 5), (2, 3), (6, 7), (1, 0), (1, 1), 1),  # dst begins inside src
+    (1, 16, 16, (3, 3), (1, 1), (5, 5), (3, 3), (0, 0), (1, 1), 1),  # fewer pixels than phases
+    (1, 64, 64, (3, 33), (3, 3), (1, 1), (0, 2), (0, 0), (1, 1), 1),
+    (1, 512, 16, (2, 400), (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),  # the window is split over ic
+    (1, 20, 33, (6, 5), (3, 3), (1, 2), (2, 0), (1, 0), (2, 3), 1),
+    (2, 17, 16, (5, 4), (4, 3), (2, 4), (3, 1), (1, 3), (4, 2), 1),  # phases that no tap is of
+    (1, 17, 20, (5, 4), (3, 5), (6, 6), (0, 2), (5, 3), (4, 9), 1),  # one tap in two or three is of a phase
+    (2, 20, 20, (6, 5), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 20),
+    (1, 53, 53, (9, 31), (3, 3), (2, 2), (1, 1), (1, 0), (1, 1), 53),
+    (1, 16, 16, (7, 9), (5, 7), (1, 1), (1, 0), (0, 0), (1, 1), 16),
+    (1, 20, 20, (5, 6), (3, 3), (2, 1), (3, 2), (1, 1), (3, 2), 20),
+    (1, 20, 40, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), 20),
+    (2, 40, 20, (4, 5), (3, 2), (1, 2), (1, 0), (0, 1), (1, 1), 20),
+    (1, 30, 20, (5, 6), (3, 3), (2, 2), (1, 1), (0, 0), (1, 1), 5),
+    (1, 64, 32, (5, 17), (3, 3), (2, 1), (1, 1), (1, 0), (1, 2), 2),
+    (1, 1, 1, (1,), (1,), (1,), (0,), (0,), (1,), 1),
+    (2, 17, 33, (25,), (4,), (2,), (1,), (0,), (1,), 1),
+    (1, 53, 16, (9,), (3,), (3,), (2,), (2,), (1,), 1),
+    (1, 20, 20, (9,), (3,), (2,), (1,), (1,), (1,), 20),
+    (1, 20, 30, (9,), (3,), (2,), (2,), (1,), (3,), 10),
+    (1, 1, 1, (1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1), 1),
+    (2, 17, 33, (4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
+    (1, 20, 17, (3, 4, 5), (2, 3, 4), (2, 2, 2), (0, 1, 1), (0, 1, 0), (1, 1, 1), 1),
+    (1, 33, 20, (4, 5, 4), (3, 1, 3), (3, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 3), 1),
+    (2, 20, 20, (4, 5, 6), (3, 3, 3), (2, 1, 2), (1, 1, 0), (1, 0, 1), (1, 1, 2), 20),
+    (1, 20, 30, (3, 5, 4), (3, 2, 3), (1, 2, 1), (1, 0, 1), (0, 1, 0), (1, 1, 1), 10),
+    (1, 5, 7, (9, 3, 3), (1, 3, 3), (1, 1, 1), (3, 1, 1), (0, 0, 0), (1, 1, 1), 1),  # dst begins inside src
+]
+
+
+def pair(n):
+    return n if isinstance(n, tuple) else (n, n)
+
+
+def between_nans(x: Tensor) -> Tensor:
+    """`x` as a view whose surroundings in memory are NaN: what reads outside it shows."""
+    big = torch.full([n + 2 for n in x.shape[:-1]] + [x.size(-1)], math.nan)
+    inside = big
+    for d in range(x.dim() - 1):
+        inside = inside.narrow(d, 1, x.size(d))
+    return inside.copy_(x)
+
+
+def run(x, w, b, args, src_format, wei_format, block, **post_ops):
+    """The operator on `x` and `w` in these formats; both lie between NaNs."""
+    src = x if src_format is None else x.to(src_format)
+    wei = w if wei_format is None else w.to(wei_format)
+    physical = library.convolution_op(
+        between_nans(src.physical if src_format else src), sum(src.blocking, ()) if src_format else (),
+        wei.physical if wei_format else wei, w.shape, sum(wei.blocking, ()) if wei_format else (),
+        b, *args, block, **post_ops,
+    )  # fmt: skip
+    n, _, oh, ow, _ = physical.shape
+    return tb.BlockedTensor(physical, activation_format(4, block).blocking, torch.Size((n, w.size(0), oh, ow)))
+
+
+def check_close(y, expected):
+    """Against float64, relative to the largest value: sums of thousands of products are rounded."""
+    assert padding_is_zero(y)
+    error = (y.to_dense() - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    assert y.shape == expected.shape and error < 1e-5, f"error {error:.1e}"

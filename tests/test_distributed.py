@@ -1,0 +1,202 @@
+"""Blocked tensors and models between processes: shared, loaded by workers, in DistributedDataParallel."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import assert_same, dense, padding_is_zero
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+from training_cases import Net, batches, pair, plain_step, sgd, train
+
+import torch_blocked as tb
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# ---- Between processes
+
+
+class Pictures(Dataset):
+    """Eight pictures; `blocked` ones are blocked by the worker that loads them."""
+
+    def __init__(self, blocked: bool) -> None:
+        self.blocked = blocked
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        x = torch.full((17, 3, 4), float(i))
+        return x.to(tb.blocked) if self.blocked else x
+
+
+def blocked_batch(pictures):
+    return torch.stack(pictures).to(tb.blocked)
+
+
+@pytest.mark.parametrize("blocked, collate", [(False, blocked_batch), (True, None)])
+def test_workers_of_a_loader(blocked, collate):
+    loader = DataLoader(Pictures(blocked), 4, num_workers=2, collate_fn=collate, timeout=60)
+    found = list(loader)
+    assert all(isinstance(x, tb.BlockedTensor) for x in found) or blocked  # PyTorch stacks those as it likes
+    expected = torch.arange(8.0).view(2, 4, 1, 1, 1).expand(2, 4, 17, 3, 4)
+    for x, right in zip(found, expected, strict=True):
+        assert_same(x, right)
+
+
+def add_one(x, queue):
+    x.add_(1)
+    queue.put(x * 2)
+    queue.get()  # what was sent lives until it is received
+
+
+def test_sharing_with_a_process():
+    context = torch.multiprocessing.get_context("fork")
+    there, x = context.SimpleQueue(), torch.arange(34.0).view(1, 17, 1, 2).to(tb.blocked).share_memory_()
+    process = context.Process(target=add_one, args=(x, there), daemon=True)
+    process.start()
+    doubled = there.get()
+    there.put(None)
+    process.join(60)
+    expected = torch.arange(34.0).view(1, 17, 1, 2) + 1
+    assert process.exitcode == 0 and x.is_shared() and isinstance(doubled, tb.BlockedTensor)
+    assert_same(x, expected)
+    assert_same(doubled, 2 * expected)
+
+
+def test_sharing_a_model_with_a_process():
+    _, model = pair()
+    model.share_memory()
+    before = dense(model.conv2.weight.detach()).clone()
+    process = torch.multiprocessing.get_context("fork").Process(target=one_step, args=(model,), daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0 and padding_is_zero(list(model.parameters()))
+    assert not torch.equal(dense(model.conv2.weight.detach()), before)
+
+
+def one_step(model):
+    torch.set_num_threads(1)  # the pool of the parent's threads did not come along
+    train(model, sgd(model), 1)
+
+
+# ---- DistributedDataParallel
+
+# name -> whether the parameters are blocked (else the images are), DistributedDataParallel's options
+DDP = {
+    "activations": (False, {}),
+    "parameters": (True, {}),
+    "bucket views": (True, {"gradient_as_bucket_view": True}),
+    "static graph": (True, {"static_graph": True}),
+    "unused parameters": (True, {"find_unused_parameters": True}),
+}
+
+
+def for_ddp(seed):
+    """A model whose answers do not depend on how a batch is split: normalization keeps its first statistics."""
+    torch.manual_seed(seed)
+    model = Net()
+    for name in ("bn1", "bn2", "bn3"):
+        setattr(model, name, Frozen(getattr(model, name).num_features))
+    return model
+
+
+class Frozen(nn.BatchNorm2d):
+    """Batch normalization that is in eval mode always."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+def ddp_worker(rank, world, store, answers):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    with tb.fallback("allow"), tb.winograd("never"):
+        found = {name: ddp_losses(rank, world, *case) for name, case in DDP.items()}
+    if rank == 0:
+        torch.save(found, answers)
+    dist.destroy_process_group()
+
+
+def ddp_losses(rank, world, blocked, options):
+    """Losses of the joined batches; the fallbacks; whether all ranks hold the same parameters."""
+    model = for_ddp(seed=rank).train()  # rank 0's weights are sent to all
+    ddp = DistributedDataParallel(model.to(tb.blocked) if blocked else model, **options)
+    optimizer, losses = sgd(ddp), []
+    with tb.count() as counts:
+        for x, target in batches(5):
+            x, target = x[rank::world], target[rank::world]
+            optimizer.zero_grad()
+            loss = plain_step(ddp, x if blocked else x.to(tb.blocked), target)
+            optimizer.step()
+            dist.all_reduce(loss)
+            losses.append(float(loss) / world)
+    flat = torch.cat([dense(p.detach()).flatten() for p in model.parameters()])
+    every = [torch.empty_like(flat) for _ in range(world)]
+    dist.all_gather(every, flat)
+    assert padding_is_zero(list(model.parameters()))
+    return losses, dict(counts.fallbacks), all(torch.equal(flat, other) for other in every)
+
+
+@pytest.fixture(scope="module")
+def ddp_answers(tmp_path_factory):
+    """What two processes found, by the names of `DDP`."""
+    folder = tmp_path_factory.mktemp("ddp")
+    context = torch.multiprocessing.spawn(
+        ddp_worker, (2, folder / "store", folder / "answers"), nprocs=2, join=False, daemon=True
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while not context.join(timeout=5):  # True when all have ended
+            assert time.monotonic() < deadline, "the processes did not end in time"
+    finally:
+        for process in context.processes:
+            process.kill()
+    return torch.load(folder / "answers")
+
+
+@pytest.mark.parametrize("name", DDP)
+def test_ddp_is_training_on_the_joined_batch(ddp_answers, name):
+    losses, fallbacks, same = ddp_answers[name]
+    model = for_ddp(seed=0).train()
+    assert losses == pytest.approx(train(model, sgd(model), 5), rel=1e-4)
+    assert same and not fallbacks
+
+
+@contextlib.contextmanager
+def one_process(folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ddp_of_a_model_that_has_gradients(tmp_path):
+    """They are made plain when the model is wrapped, and what comes is added to them."""
+    models = pair()
+    with one_process(tmp_path):
+        for model in models:
+            batch = next(batches(1))
+            plain_step(model, *batch)
+            plain_step(DistributedDataParallel(model), *batch)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert type(q.grad) is torch.Tensor
+        assert_same(q.grad, p.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_in_ddp_is_not_converted(tmp_path):
+    """DistributedDataParallel holds its parameters: it would not notice that they are others."""
+    with one_process(tmp_path):
+        ddp = DistributedDataParallel(pair()[0])
+        with pytest.raises(RuntimeError, match="swap"):
+            ddp.to(tb.blocked)
