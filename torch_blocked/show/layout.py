@@ -15,8 +15,9 @@ from typing import NamedTuple
 from torch_blocked.memory_desc import Dims, MemoryDesc
 
 MAX_CELLS = 640  # elements drawn, padding included: two images of 16 channels of 5x4, as in oneDNN's guide
-MAX_ALONG_AXIS = 64
-MAX_ROW = 100  # characters in a row of a plane
+MAX_CUT = 32  # along one axis, where not all are drawn
+MAX_MARKS = 640  # ticks along one axis, in the picture of the strides
+MAX_ROW = 112  # characters in a row of a plane
 MAX_GAP = 4  # longer gaps are drawn this wide, with their length
 
 
@@ -40,10 +41,14 @@ def width_of(item: Cell | Gap) -> int:
     return min(item.length, MAX_GAP) if isinstance(item, Gap) else 1
 
 
-class Plane(NamedTuple):
-    """The elements that share all indices but the last two: H x W of one (n, c)."""
+def _in_order(index: dict[int, int]) -> Dims:
+    return tuple(index[d] for d in range(len(index)))
 
-    index: Dims  # the shared indices
+
+class Plane(NamedTuple):
+    """The elements that share all indices but two: H x W of one (n, c)."""
+
+    name: str  # the shared indices, and of a part of a plane its columns
     rows: list[list[Cell]]
 
 
@@ -74,15 +79,20 @@ class Layout:
 
         The outermost axes in memory are cut first, between blocks. A cut axis with padding keeps its last block.
         """
-        desc, sizes = self.desc, [min(n, MAX_ALONG_AXIS) for n in self.desc.padded_dims]
-        sizes[-1] = min(sizes[-1], max(1, MAX_ROW // (self.digits + 1)))
-        outermost_first = sorted(range(desc.ndim), key=lambda d: -desc.strides[d])
-        for blocks in (desc.blocking.blocks(desc.ndim), (1,) * desc.ndim):  # whole blocks, or where they are too large, not
-            for d in outermost_first:
+        desc, sizes = self.desc, list(self.desc.padded_dims)
+        if math.prod(sizes) > MAX_CELLS:
+            sizes = [min(n, MAX_CUT) for n in sizes]
+            columns = self.plane_axes[1]
+            sizes[columns] = min(sizes[columns], self.plane_columns)
+        blocks = desc.blocking.blocks(desc.ndim)
+        padded = [n < padded for n, padded in zip(desc.dims, desc.padded_dims, strict=True)]
+        two_if_padded = [b + b * p for b, p in zip(blocks, padded, strict=True)]
+        for least in (two_if_padded, blocks, (1,) * desc.ndim):  # the next only where too much is left
+            for d in sorted(range(desc.ndim), key=lambda d: -desc.strides[d]):
                 volume = math.prod(sizes)
                 if volume > MAX_CELLS:
-                    fit = MAX_CELLS * sizes[d] // volume // blocks[d] * blocks[d]
-                    sizes[d] = min(sizes[d], max(fit, blocks[d]))
+                    fit = MAX_CELLS * sizes[d] // volume
+                    sizes[d] = min(sizes[d], max(fit // blocks[d] * blocks[d], least[d]))
         return tuple(map(self._indices, range(desc.ndim), sizes))
 
     def _indices(self, axis: int, count: int) -> Dims:
@@ -106,12 +116,20 @@ class Layout:
 
     @cached_property
     def digits(self) -> int:
-        """The length of the largest offset."""
-        return len(str(self.last))
+        """The length of the largest offset that is drawn."""
+        return len(str(self.end))
+
+    @cached_property
+    def end(self) -> int:
+        """The largest offset that is drawn, in the planes or in the strip."""
+        return max(self.drawn[-1].offset, *(cell.offset for cell in self.in_memory_order()))
 
     def index_name(self, index: Dims, axes: Sequence[int] | None = None) -> str:
-        """An index with its letters, ``n0 c3 h0 w1``; `axes` says whose, if not those of the first len(index)."""
-        return " ".join(f"{self.letters[d]}{i}" for d, i in zip(axes or range(len(index)), index, strict=True))
+        """An index with its letters, ``n0 c3 h0 w1``; `axes` says whose it is, if not all axes'."""
+        return " ".join(self.index_names(index, range(self.desc.ndim) if axes is None else axes))
+
+    def index_names(self, index: Dims, axes: Sequence[int]) -> list[str]:
+        return [f"{self.letters[d]}{i}" for d, i in zip(axes, index, strict=True)]
 
     @property
     def left_out(self) -> str:
@@ -124,31 +142,55 @@ class Layout:
         ]
         if not cut:
             return ""
-        total, drawn = math.prod(whole), len(self.drawn)
-        return f"Drawn: {', '.join(cut)}; {drawn} of {total} elements, {total - drawn} left out."
+        total, drawn, padding = math.prod(whole), len(self.drawn), ", padding included" * self.padded
+        return f"Drawn: {', '.join(cut)}; {drawn} of {total} elements{padding}, {total - drawn} left out."
 
     # ---- the planes
 
+    @property
+    def plane_axes(self) -> tuple[int | None, int]:
+        """The axes downwards and to the right: the two blocked ones, of weights; else the last two, or the only one."""
+        axes, ndim = self.desc.blocking.axes, self.desc.ndim
+        return axes if len(axes) == 2 else (ndim - 2 if ndim > 1 else None, ndim - 1)
+
+    @property
+    def plane_columns(self) -> int:
+        """How many columns of a plane fit side by side, in whole blocks if one fits."""
+        fit, block = MAX_ROW // (len(str(self.last)) + 1 + self.padded), self.desc.blocking.block(self.plane_axes[1])
+        return max(1, fit // block * block or fit)
+
+    @property
+    def leading(self) -> list[int]:
+        """The other axes: a plane for each of their indices."""
+        return [d for d in range(self.desc.ndim) if d not in self.plane_axes]
+
     def planes(self) -> list[Plane]:
-        """The drawn elements as planes of the last two axes; a tensor of one axis is one plane of one row."""
-        *leading, columns = self.kept
-        rows = leading.pop() if leading else None
+        """The drawn elements as planes, wide ones in parts; a tensor of one axis is one plane of one row."""
+        rows, columns = self.plane_axes
+        starts = range(0, len(self.kept[columns]), self.plane_columns)
+        parts = [self.kept[columns][start : start + self.plane_columns] for start in starts]
         planes = []
-        for index in itertools.product(*leading):
-            tops = [index] if rows is None else [(*index, row) for row in rows]
-            planes.append(Plane(index, [[self.cell((*top, column)) for column in columns] for top in tops]))
+        for shared in itertools.product(*(self.kept[d] for d in self.leading)):
+            index = dict(zip(self.leading, shared, strict=True))
+            tops = [index] if rows is None else [index | {rows: i} for i in self.kept[rows]]
+            for part in parts:
+                cells = [[self.cell(_in_order(top | {columns: i})) for i in part] for top in tops]
+                where = [f"{self.letters[columns]}{part[0]}-{part[-1]}"] * (len(parts) > 1)
+                planes.append(Plane(" ".join([*self.index_names(shared, self.leading), *where]), cells))
         return planes
 
     def groups(self, fit: int) -> list[range]:
         """The numbers of the planes in each row of a picture, where `fit` of them fit side by side.
 
-        A row starts where the third axis from the right does, or one of its blocks.
+        A row starts where the last of their axes does, or one of its blocks.
         """
-        total, n, fit = math.prod(map(len, self.kept[:-2])), len(self.kept[-3]) if self.desc.ndim > 2 else 1, max(fit, 1)
+        parts = -(-len(self.kept[self.plane_axes[1]]) // self.plane_columns)
+        counts = [*(len(self.kept[d]) for d in self.leading), *([parts] if parts > 1 else [])] or [1]
+        total, n, fit = math.prod(counts), counts[-1], max(fit, 1)
         if n <= fit:
             per_row, unit = fit // n * n, total
         else:
-            block = self.desc.blocking.block(self.desc.ndim - 3)
+            block = self.desc.blocking.block(self.leading[-1]) if parts == 1 else 1
             block = block if block > 1 else n
             divisor = max(d for d in range(1, fit + 1) if block % d == 0)
             per_row, unit = fit // block * block or (divisor if 2 * divisor > fit else fit), n
@@ -170,7 +212,9 @@ class Layout:
             itertools.product(*(kept[:1] if d == axis else kept for d, kept in enumerate(self.kept))),
             key=lambda index: (self.desc.offset(index), index),
         )
-        rows = [columns] if axis is None else [[(*c[:axis], i, *c[axis + 1 :]) for c in columns] for i in self.kept[axis]]
+        rows = (
+            [columns] if axis is None else [[(*c[:axis], i, *c[axis + 1 :]) for c in columns] for i in self.kept[axis]]
+        )
         return Table(axis, others, [list(map(self.cell, row)) for row in rows])
 
     # ---- the memory strip
@@ -258,10 +302,11 @@ class Layout:
     # ---- the strides
 
     def marks(self, axis: int) -> list[int]:
-        """The positions of the first MAX_ALONG_AXIS elements along `axis`, all other indices 0."""
+        """The positions of the first MAX_MARKS elements along `axis`, all other indices 0."""
         index = [0] * self.desc.ndim
         positions = []
-        for index[axis] in range(min(self.desc.padded_dims[axis], MAX_ALONG_AXIS)):
+        for i in range(min(self.desc.padded_dims[axis], MAX_MARKS)):
+            index[axis] = i
             positions.append(self.desc.offset(tuple(index)))
         return positions
 

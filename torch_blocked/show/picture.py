@@ -44,7 +44,7 @@ class Picture:
         return self.svg
 
     def save(self, path: str | Path) -> None:
-        """Writes the SVG to a path that ends in .svg, the text to one in .txt. ValueError for others, OSError as open()."""
+        """Writes the SVG to a path that ends in .svg, the text to one in .txt. ValueError for another suffix."""
         drawn = {".svg": lambda: self.svg, ".txt": lambda: f"{self}\n"}.get(Path(path).suffix)
         if drawn is None:
             raise ValueError(f"a picture is saved as .svg or .txt, got {_show(str(path))}")

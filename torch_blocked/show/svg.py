@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 from torch_blocked.show import words
-from torch_blocked.show.layout import Cell, Gap, Layout, Plane, width_of
+from torch_blocked.show.layout import MAX_GAP, Cell, Gap, Layout, Plane, width_of
 
 WIDTH, MARGIN = 800, 20
 GLYPH = 0.61  # the width of a monospaced character, as a part of the font's size
@@ -27,8 +27,10 @@ text { font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: 1
 .axis { stroke: #bbb; } .mark { stroke: #222; stroke-width: 1.2; }
 """
 
-HATCH = """<defs><pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
-<rect class="hatch" width="5" height="5" fill="#eee"/><path d="M0 0V5" stroke="#aaa" stroke-width="2"/></pattern></defs>"""
+HATCH = """<defs>
+<pattern id="hatch" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
+<rect class="hatch" width="5" height="5" fill="#eee"/><path d="M0 0V5" stroke="#aaa" stroke-width="2"/></pattern>
+</defs>"""
 
 
 @dataclass
@@ -40,8 +42,9 @@ class Canvas:
     shapes: list[str] = field(default_factory=list)
 
     def text(self, x: float, y: float, text: str, kind: str = "label") -> None:
-        """`text` with its baseline at y."""
-        self.shapes.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>')
+        """`text` with its baseline at y; nothing where it is empty."""
+        if text:
+            self.shapes.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>')
 
     def paragraph(self, text: str, kind: str = "caption", size: int = CAPTION) -> None:
         """`text` from margin to margin, in as many lines as it takes."""
@@ -61,13 +64,12 @@ class Canvas:
             f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{ROW}"{fill}>'
             f"<title>{title}</title></rect>"
         )
-        if text:
-            self.text(x + width / 2, y + ROW - 4.5, text, "number")
+        self.text(x + width / 2, y + ROW - 4.5, text, "number")
 
 
 def color(layout: Layout, cell: Cell) -> str:
-    """From blue at the start of memory to red at its end, darker and lighter from one run to the next."""
-    part = (cell.offset - layout.desc.offset0) / max(1, layout.last - layout.desc.offset0)
+    """From blue at the first element to red at the last one drawn, darker and lighter from one run to the next."""
+    part = (cell.offset - layout.desc.offset0) / max(1, layout.end - layout.desc.offset0)
     red, green, blue = colorsys.hls_to_rgb(0.6 - 0.6 * part, (0.86, 0.76)[layout.run_number(cell.index) % 2], 0.75)
     return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
 
@@ -81,7 +83,9 @@ def draw(layout: Layout) -> str:
         canvas.paragraph(line)
     for part in () if layout.empty else (planes, order, strip, strides):
         canvas.y += 14
+        canvas.shapes.append(f'<g class="{part.__name__}">')
         part(canvas)
+        canvas.shapes.append("</g>")
     height = canvas.y + MARGIN
     size = f'viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(first)}">'
@@ -95,20 +99,22 @@ def planes(canvas: Canvas) -> None:
     canvas.paragraph(words.planes(layout) + f" Hatched: {words.PADDING}." * layout.padded)
     drawn = layout.planes()
     cell = GLYPH * NUMBER * layout.digits + 3
-    width = max(cell * len(drawn[0].rows[0]), GLYPH * NUMBER * max(len(layout.index_name(p.index)) for p in drawn)) + 8
+    longest = max(len(plane.name) for plane in drawn)
+    width = max(cell * len(drawn[0].rows[0]), GLYPH * NUMBER * longest) + 8
+    name = ROW * (longest > 0)
     top = canvas.y + 6
     for group in layout.groups(int((WIDTH - 2 * MARGIN + 8) / width)):
         for place, number in enumerate(group):
-            _plane(canvas, MARGIN + place * width, top, cell, drawn[number])
-        top += (len(drawn[0].rows) + 1) * ROW + 6
+            canvas.text(MARGIN + place * width, top + name - 4, drawn[number].name)
+            _plane(canvas, MARGIN + place * width, top + name, cell, drawn[number])
+        top += name + len(drawn[0].rows) * ROW + 6
     canvas.y = top
 
 
 def _plane(canvas: Canvas, left: float, top: float, width: float, plane: Plane) -> None:
-    canvas.text(left, top + ROW - 4, canvas.layout.index_name(plane.index))
     for y, row in enumerate(plane.rows):
         for x, cell in enumerate(row):
-            canvas.box(left + x * width, top + (y + 1) * ROW, width, cell, str(cell.offset))
+            canvas.box(left + x * width, top + y * ROW, width, cell, str(cell.offset))
 
 
 def order(canvas: Canvas) -> None:
@@ -192,6 +198,8 @@ def _strip_text(layout: Layout, item: Cell | Gap, room: int) -> str:
     """The index of a cell, the length of a gap, rounded where only that fits into `room` characters."""
     if isinstance(item, Cell):
         return str(item.index[layout.fastest])
+    if item.length <= MAX_GAP:  # drawn at its length
+        return ""
     texts = (f"gap {item.length}", str(item.length), f"≈{item.length:.1e}")
     return next((text for text in texts if len(text) <= room), "")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch_blocked.show import words
 from torch_blocked.show.layout import MAX_GAP, Cell, Gap, Layout, Plane
 
-WIDTH = 110  # characters in a line; more only where one number needs them
+WIDTH = 112  # characters in a line; more only where one number needs them
 
 
 def draw(layout: Layout) -> str:
@@ -32,7 +32,7 @@ def number(value: int, padding: bool, width: int) -> str:
 def planes(layout: Layout) -> list[str]:
     """The planes side by side, as many as fit, a new line for each new first index."""
     width = layout.digits + 1 + layout.padded
-    drawn = [_plane(layout, plane, width) for plane in layout.planes()]
+    drawn = [_plane(plane, width) for plane in layout.planes()]
     lines = []
     for group in layout.groups(WIDTH // (len(drawn[0][0]) + 2)):
         rows = zip(*(drawn[i] for i in group), strict=True)
@@ -40,10 +40,9 @@ def planes(layout: Layout) -> list[str]:
     return lines[:-1]
 
 
-def _plane(layout: Layout, plane: Plane, width: int) -> list[str]:
+def _plane(plane: Plane, width: int) -> list[str]:
     rows = ["".join(number(cell.offset, cell.padding, width) for cell in row) for row in plane.rows]
-    name = layout.index_name(plane.index)
-    return [line.ljust(max(len(rows[0]), len(name) + 1)) for line in ([f" {name}"] if name else []) + rows]
+    return [line.ljust(max(len(rows[0]), len(plane.name) + 1)) for line in [f" {plane.name}"] * bool(plane.name) + rows]
 
 
 def order(layout: Layout) -> list[str]:

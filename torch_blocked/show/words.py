@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch_blocked.show.layout import MAX_ALONG_AXIS, MAX_CELLS, Layout
+from torch_blocked.show.layout import MAX_CELLS, MAX_MARKS, Layout
 
 PADDING = "padding, always zero"
 
@@ -16,13 +16,17 @@ def title(layout: Layout) -> list[str]:
     facts = [f"{layout.name} of {'x'.join(map(str, desc.dims))}", str(desc.dtype).removeprefix("torch.")]
     facts += [f"{desc.nbytes} bytes", *[f"padded: {', '.join(padded)}"] * bool(padded), *start]
     facts += ["no elements"] * layout.empty
-    return ["; ".join(facts), "strides: " + ", ".join(f"{letter} {layout.stride(d)}" for d, letter in enumerate(layout.letters))]
+    return [
+        "; ".join(facts),
+        "strides: " + ", ".join(f"{letter} {layout.stride(d)}" for d, letter in enumerate(layout.letters)),
+    ]
 
 
 def planes(layout: Layout) -> str:
     """The caption of the logical tensor."""
-    rows, columns = layout.letters[-2:-1], layout.letters[-1]
-    shape = f"each plane is {rows} (down) x {columns} (right)" if rows else f"{columns} to the right"
+    rows, columns = layout.plane_axes
+    right = f"{layout.letters[columns]} (right)"
+    shape = f"each plane is {layout.letters[rows]} (down) x {right}" if rows is not None else right
     return f"(a) The logical tensor: {shape}; the numbers are positions in memory. {layout.left_out}".strip()
 
 
@@ -49,9 +53,9 @@ def strip(layout: Layout) -> str:
 def marks(layout: Layout) -> str:
     """The caption of the strides."""
     cut = [
-        f"{MAX_ALONG_AXIS} of {n} along {letter}"
+        f"{MAX_MARKS} of {n} along {letter}"
         for n, letter in zip(layout.desc.padded_dims, layout.letters, strict=True)
-        if n > MAX_ALONG_AXIS
+        if n > MAX_MARKS
     ]
     left_out = f" Drawn: the first {', '.join(cut)}." if cut else ""
     return f"Strides, to scale: where the elements along one axis lie, all other indices 0.{left_out}"
