@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torch_blocked as tb
-from torch_blocked import MemoryDesc
+from torch_blocked import Blocking, MemoryDesc
 from torch_blocked.__main__ import main
 from torch_blocked.show import layout as layout_module
 
@@ -46,6 +46,7 @@ PICTURES = {
     "wide": lambda: tb.show("nchw", (1, 3, 2, 100)),
     "high": lambda: tb.show("ab", (600, 1)),
     "expanded": lambda: tb.show(torch.empty(1, 4, 1).expand(3, 4, 2)),
+    "expanded blocks": lambda: tb.show(MemoryDesc.from_physical((2, 20, 3), f32, Blocking(((1, 8),)), (24, 0, 8, 1))),
     "all expanded": lambda: tb.show(torch.empty(1, 1).expand(3, 4)),
     "twelve axes": lambda: tb.show(MemoryDesc((2, 1, 1, 2, 1, 2, 1, 1, 2, 1, 1, 3), torch.int8)),
     "offset0": lambda: tb.show(MemoryDesc((3, 4), f32, (10**15, 10**12), offset0=2**60)),
@@ -197,10 +198,18 @@ def test_strip_is_memory_from_its_start(picture):
         assert desc.offset(index) == position and drawn == str(index[picture.layout.fastest])
         assert kind == ("padding" if any(i >= n for i, n in zip(index, desc.dims, strict=True)) else "element")
         position += 1
-    elements = math.prod(1 if picture.layout.shared(d) else n for d, n in enumerate(desc.padded_dims))
+    elements = picture.layout.positions
     assert sum(kind != "gap" for kind, _, _ in found) == min(elements, layout_module.MAX_CELLS)
     if 0 < elements <= layout_module.MAX_CELLS:
         assert position == 1 + desc.offset(tuple(n - 1 for n in desc.padded_dims))
+
+
+POSITIONS = {"nchw": 640, "padded": 960, "gap": 120, "expanded": 4, "expanded blocks": 48, "all expanded": 1}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_positions(name):
+    assert PICTURES[name]().layout.positions == POSITIONS[name]
 
 
 # ---- what is left out
@@ -279,6 +288,12 @@ c3  *9 *11 *13 *15
 
 def test_text_of_a_small_tensor():
     assert str(tb.show("nChw2c", (1, 3, 2, 2))) == SMALL
+
+
+def test_text_of_the_readme():
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"## Look at the bytes.*?```\n\n```\n(.*?)```", readme, flags=re.DOTALL)[1]
+    assert str(tb.show("nChw4c", (1, 6, 2, 2))).startswith(shown)
 
 
 # ---- positions in real memory

@@ -1,13 +1,13 @@
 """What a picture of a memory descriptor shows, before it is drawn: which elements, in which order, where.
 
-Every position comes from `MemoryDesc.offset`. Nothing here knows of characters or pixels.
+Every position comes from `MemoryDesc.offset`. Nothing here knows of lines or pixels.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -122,7 +122,7 @@ class Layout:
     @cached_property
     def end(self) -> int:
         """The largest offset that is drawn, in the planes or in the strip."""
-        return max(self.drawn[-1].offset, *(cell.offset for cell in self.in_memory_order()))
+        return max(self.drawn[-1].offset, *(cell.offset for cell in self.memory))
 
     def index_name(self, index: Dims, axes: Sequence[int] | None = None) -> str:
         """An index with its letters, ``n0 c3 h0 w1``; `axes` says whose it is, if not all axes'."""
@@ -187,9 +187,9 @@ class Layout:
         parts = -(-len(self.kept[self.plane_axes[1]]) // self.plane_columns)
         counts = [*(len(self.kept[d]) for d in self.leading), *([parts] if parts > 1 else [])] or [1]
         total, n, fit = math.prod(counts), counts[-1], max(fit, 1)
-        if n <= fit:
+        if n <= fit:  # several together in a row
             per_row, unit = fit // n * n, total
-        else:
+        else:  # several rows for each
             block = self.desc.blocking.block(self.leading[-1]) if parts == 1 else 1
             block = block if block > 1 else n
             divisor = max(d for d in range(1, fit + 1) if block % d == 0)
@@ -212,9 +212,9 @@ class Layout:
             itertools.product(*(kept[:1] if d == axis else kept for d, kept in enumerate(self.kept))),
             key=lambda index: (self.desc.offset(index), index),
         )
-        rows = (
-            [columns] if axis is None else [[(*c[:axis], i, *c[axis + 1 :]) for c in columns] for i in self.kept[axis]]
-        )
+        rows = [columns]
+        if axis is not None:
+            rows = [[(*index[:axis], i, *index[axis + 1 :]) for index in columns] for i in self.kept[axis]]
         return Table(axis, others, [list(map(self.cell, row)) for row in rows])
 
     # ---- the memory strip
@@ -233,26 +233,34 @@ class Layout:
         """The number of elements after which memory starts anew: an inner block; of a plain format the fastest axis."""
         return self.desc.blocking.inner_numel if self.desc.blocking else self.desc.dims[self.fastest]
 
-    def in_memory_order(self) -> Iterator[Cell]:
+    @cached_property
+    def memory(self) -> list[Cell]:
         """The first MAX_CELLS elements by ascending offset; of elements at one position (stride 0) the first."""
-        desc, limit = self.desc, MAX_CELLS
-        outer = [1 if self.shared(d) else n for d, n in enumerate(desc.blocking.outer(desc.dims))]
+        desc, digits = self.desc, self.memory_shape
         axes = sorted(range(desc.ndim), key=lambda d: -desc.strides[d])
-        digits = [outer[d] for d in axes] + list(desc.inner_blks)
-        # No digit passes the limit within the first `limit` elements, and `product` holds its ranges in memory.
-        places = itertools.product(*(range(min(n, limit)) for n in digits))
-        for place in itertools.islice(places, limit):
-            index = [0] * desc.ndim
-            for axis, digit in zip(axes, place[: desc.ndim], strict=True):
-                index[axis] = digit
-            for (axis, size), digit in zip(desc.blocking, place[desc.ndim :], strict=True):
-                index[axis] = index[axis] * size + digit
-            yield self.cell(tuple(index))
+        # No digit passes the limit among so many elements, and `product` holds its ranges in memory.
+        places = itertools.product(*(range(min(digits[d], MAX_CELLS)) for d in [*axes, *range(desc.ndim, len(digits))]))
+        return [self._cell_at(axes, place) for place in itertools.islice(places, MAX_CELLS)]
+
+    @property
+    def memory_shape(self) -> Dims:
+        """The number of different positions along each outer axis, then the inner blocks."""
+        outer = self.desc.blocking.outer(self.desc.dims)
+        return (*(1 if self.shared(d) else n for d, n in enumerate(outer)), *self.desc.inner_blks)
+
+    def _cell_at(self, axes: list[int], place: Dims) -> Cell:
+        """The element of the outer indices along `axes`, which lead `place`, and of the inner ones, which follow."""
+        index = [0] * len(axes)
+        for axis, outer in zip(axes, place[: len(axes)], strict=True):
+            index[axis] = outer
+        for (axis, size), inner in zip(self.desc.blocking, place[len(axes) :], strict=True):
+            index[axis] = index[axis] * size + inner
+        return self.cell(tuple(index))
 
     def strip(self, per_row: int) -> list[list[Cell | Gap]]:
         """The first MAX_CELLS elements and the gaps between them, in rows `per_row` wide that start where runs do."""
         rows, filled, expected = [[]], 0, self.desc.offset0
-        for i, cell in enumerate(self.in_memory_order()):
+        for i, cell in enumerate(self.memory):
             items = [Gap(expected, cell.offset - expected), cell] if cell.offset > expected else [cell]
             width = sum(map(width_of, items))
             rest_of_run = min(self.run, per_row) - 1 if i % self.run == 0 else 0
@@ -266,7 +274,7 @@ class Layout:
     @property
     def positions(self) -> int:
         """The number of positions that hold an element."""
-        return math.prod(1 if self.shared(d) else n for d, n in enumerate(self.desc.padded_dims))
+        return math.prod(self.memory_shape)
 
     @property
     def padded(self) -> bool:
@@ -274,30 +282,28 @@ class Layout:
         return self.desc.dims != self.desc.padded_dims
 
     def shared(self, axis: int) -> bool:
-        """Whether all elements along `axis` lie at one position: an expanded axis, of stride 0."""
-        return self.desc.strides[axis] == 0 and self.desc.padded_dims[axis] > 1
+        """Whether `axis` is expanded: of stride 0, so that its elements (or its blocks) lie at the same positions."""
+        return self.desc.strides[axis] == 0 and self.desc.blocking.outer(self.desc.dims)[axis] > 1
 
     @property
     def last(self) -> int:
         """The last position that holds an element."""
         return self.desc.offset(tuple(n - 1 for n in self.desc.padded_dims))
 
-    @cached_property
+    @property
     def gaps(self) -> bool:
         """Whether the strip has gaps."""
-        cells = list(self.in_memory_order())
-        return cells[-1].offset - cells[0].offset >= len(cells)
+        return self.memory[-1].offset - self.memory[0].offset >= len(self.memory)
 
     @cached_property
     def strip_digits(self) -> int:
         """The length of the largest number in the strip."""
-        return len(str(max(cell.index[self.fastest] for cell in self.in_memory_order())))
+        return len(str(max(cell.index[self.fastest] for cell in self.memory)))
 
     def run_number(self, index: Dims) -> int:
         """A number that differs by one between neighbouring runs, along whichever axis."""
         blocking, fastest = self.desc.blocking, self.fastest
-        outer = (i // blocking.block(d) for d, i in enumerate(index) if blocking or d != fastest)
-        return sum(outer)
+        return sum(i // blocking.block(d) for d, i in enumerate(index) if blocking or d != fastest)
 
     # ---- the strides
 

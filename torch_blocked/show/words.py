@@ -44,7 +44,7 @@ def strip(layout: Layout) -> str:
     drawn, total = min(MAX_CELLS, layout.positions), layout.positions
     rest = f"Drawn: the first {drawn} of {total} elements, {total - drawn} left out." if drawn < total else ""
     shared = [letter for d, letter in enumerate(layout.letters) if layout.shared(d)]
-    same = f"Stride 0: all along {', '.join(shared)} share a position." if shared else ""
+    same = f"Stride 0 along {', '.join(shared)}: a position holds several elements." if shared else ""
     gaps = "Dashes: positions without an element." if layout.gaps else ""
     words = f"(c) Memory, position {layout.desc.offset0} to {layout.last}: the numbers are indices along {fastest}."
     return " ".join(filter(None, [words, gaps, same, rest]))
