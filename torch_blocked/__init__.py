@@ -17,6 +17,7 @@ from torch_blocked.formats import Format, blocked, format
 from torch_blocked.library import empty_cache, isa, winograd
 from torch_blocked.memory_desc import Blocking, MemoryDesc
 from torch_blocked.reorder import view_blocked, view_strided
+from torch_blocked.show import show
 from torch_blocked.tensor import BlockedTensor, from_physical
 
 _dispatch.load()
@@ -40,6 +41,7 @@ __all__ = [
     "format",
     "from_physical",
     "isa",
+    "show",
     "reset_counters",
     "view_blocked",
     "view_strided",
