@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from conftest import dense
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._inductor import compile_fx
 from torch._inductor import config as inductor_config
@@ -303,18 +302,16 @@ def test_inference_tensors(graphs):
 def test_dynamic_sizes(how, blocked, graphs):
     model = block()
     want = copy.deepcopy(model)
-    counter = CompileCounterWithBackend("torch_blocked")
-    function = torch.compile(
-        model.to(tb.blocked) if blocked else model, backend=counter, fullgraph=True,
-        dynamic=True if how == "dynamic=True" else None,
-    )  # fmt: skip
+    function = compiled(model.to(tb.blocked) if blocked else model, dynamic=True if how == "dynamic=True" else None)
     for n, h, w in ((2, 6, 5), (3, 9, 8), (5, 12, 17), (7, 15, 11)):
         x = torch.randn(n, 3, h, w)
         if how == "marked":
             for dim in (0, 2, 3):
                 torch._dynamo.mark_dynamic(x, dim)
         assert_close(function(x), want(x))
-    assert counter.frame_count <= (1 if how == "marked" else 2)
+    # With dynamic=True Dynamo traces twice: it takes eps for a dynamic number until AOTAutograd finds that it is none.
+    # What takes time, Inductor, runs once.
+    assert len(graphs) == (2 if how == "automatic" else 1)
 
 
 # ---- Training

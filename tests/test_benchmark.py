@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 import torch_blocked as tb
 from torch_blocked.__main__ import main
-from torch_blocked.benchmark import conv, machine, measure, models, pool, reorder, report, train
+from torch_blocked.benchmark import conv, machine, measure, model, models, pool, reorder, report, train
+from torch_blocked.benchmark.contestants import CONTESTANTS, Contestant, nchw
 from torch_blocked.benchmark.shapes import SETS, parse_layer
 
 ROOT = Path(__file__).parent.parent
@@ -160,6 +161,109 @@ def test_train_contestants_take_the_same_step():
     for name in losses:
         torch.testing.assert_close(losses[name], losses["nchw"], rtol=1e-4, atol=1e-5)
     assert losses["nchw"][2] < losses["nchw"][0]
+
+
+def only(monkeypatch, *names):
+    """Leaves these contestants; the others' compilers take seconds."""
+    for name in set(CONTESTANTS) - set(names):
+        monkeypatch.delitem(CONTESTANTS, name)
+
+
+def test_model(bench, monkeypatch):
+    only(monkeypatch, "nchw", "channels_last", "blocked", "blocked compiled")
+    monkeypatch.setattr(machine, "trim_memory", lambda: None)
+    text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "3", "--input", "3x9x8")
+    rows = found["rows"]
+    assert [(row["n"], row["contestant"]) for row in rows] == [(n, name) for n in (1, 3) for name in CONTESTANTS]
+    for row in rows:
+        best = min(r["ms"] for r in rows if r["n"] == row["n"] and not CONTESTANTS[r["contestant"]].ours)
+        assert row["vs_best"] == pytest.approx(best / row["ms"])
+        assert row["images_per_s"] == pytest.approx(1e3 * row["n"] / row["ms"])
+        assert row["difference"] < 1e-5 and row["compile_s"] > 0
+        if CONTESTANTS[row["contestant"]].ours:
+            assert (row["fallbacks"], row["graph_breaks"]) == ({}, 0)
+            assert f"reorders {row['reorders']}, fallbacks none, graph breaks 0" in text
+    assert re.search(r"geometric mean of /best +N=1 +N=3\nnchw +\d", text)
+
+
+def test_model_counts(monkeypatch):
+    """A reorder, a fallback and a graph break are those of the blocked model."""
+
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Conv2d(3, 17, 3), torch.nn.Conv2d(17, 5, 3)
+
+        def forward(self, x):
+            x = F.fractional_max_pool2d(self.first(x), 2, 5, _random_samples=torch.full((len(x), 17, 2), 0.5))
+            torch._dynamo.graph_break()
+            return self.second(x).flatten(1)
+
+    only(monkeypatch, "nchw", "blocked", "blocked compiled")
+    with tb.fallback("allow"):
+        rows = model.measure(model.Case("odd", Odd, 2, (3, 12, 12)), rounds=1)
+    found = {row["contestant"]: row for row in rows}
+    for name in ("blocked", "blocked compiled"):
+        assert any("fractional_max_pool2d" in op for op in found[name]["fallbacks"]), name
+        assert found[name]["reorders"] == 3 and found[name]["difference"] < 1e-5
+    assert (found["blocked"]["graph_breaks"], found["blocked compiled"]["graph_breaks"]) == (0, 1)
+
+
+def test_model_with_a_contestant_that_fails(bench, monkeypatch):
+    def fails(model, images):
+        raise NotImplementedError("no such operator\nand more")
+
+    only(monkeypatch, "nchw", "openvino")
+    monkeypatch.setitem(CONTESTANTS, "openvino", Contestant(fails))
+    monkeypatch.setitem(CONTESTANTS, "onnxruntime", Contestant(nchw, modules=("no_such_module",)))
+    text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "--input", "3x9x8")
+    assert "not installed, left out: onnxruntime (pip install torch_blocked[bench])\n" in text
+    assert [row["contestant"] for row in found["rows"]] == ["nchw", "openvino"]
+    assert "ms" not in found["rows"][1] and found["rows"][1]["note"] == "NotImplementedError: no such operator"
+
+
+def test_model_summaries():
+    rows = [
+        {"name": "m", "n": n, "contestant": name, "vs_best": r}
+        for name, n, r in (("nchw", 1, 0.5), ("nchw", 1, 2), ("nchw", 16, 1), ("blocked", 16, 3))
+    ]
+    assert [line.split() for line in model.summaries([*rows, {"n": 1, "contestant": "blocked"}])[2:]] == [
+        ["nchw", "1.00", "1.00"],
+        ["blocked", "-", "3.00"],
+    ]
+
+
+def test_model_plot(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [{"name": "m", "n": n, "contestant": name, "vs_best": 1.5} for n in (1, 2) for name in ("nchw", "blocked")]
+    model.plot([*rows, {"name": "m", "n": 2, "contestant": "openvino"}], tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(report.UsageError, match="--plot"):
+        model.plot(rows, tmp_path / "bars.nothing")
+
+
+def test_model_plot_without_matplotlib(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit):
+        main("bench model --plot bars.png".split())
+    assert capsys.readouterr().err.endswith("error: --plot needs matplotlib: pip install matplotlib\n")
+
+
+def test_peak_memory():
+    machine.reset_peak_memory()
+    before = machine.peak_memory()
+    if before is None:
+        pytest.skip("the system does not tell")
+    torch.zeros(16 << 20)
+    grown = machine.peak_memory() - before
+    assert grown > 60e6 and machine.resident_memory() <= machine.peak_memory()
+
+
+@pytest.mark.parametrize("terminal, shown", [(True, "\r\x1b[Kworking"), (False, "")])
+def test_progress(terminal, shown, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    report.progress("working")
+    assert capsys.readouterr().err == shown
 
 
 # ---- every row that ships can be run
@@ -347,6 +451,11 @@ WRONG = {
     "bench train --model torch.nn:Identity": "no torch.nn.Module with parameters",
     "bench train --model resnet18 --image 7 --batch 0": "'0' is not a positive number",
     "bench train --model vgg16_bn --image 8": "does not make logits of 3x8x8 images",
+    "bench model --input 3x224": "'3x224' is not CxHxW",
+    "bench model --model nothing": "unknown model 'nothing'",
+    "bench model --model torch.nn:Dropout2d --plot no/such/folder/file": "is not a file in a folder that exists",
+    "bench model --model resnet18 --input 4x32x32": "does not take 4x32x32 images",
+    "bench model --model torch.nn:Identity --match other": "no row's name contains 'other'",
     "bench pool --json no/such/folder/file": "is not a file in a folder that exists",
 }
 

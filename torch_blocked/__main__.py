@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_blocked info | operators | show | bench conv|reorder|pool|train``."""
+"""The command line: ``python -m torch_blocked info | operators | show | bench conv|reorder|pool|model|train``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from torch_blocked.benchmark import conv, machine, pool, reorder, train
+from torch_blocked.benchmark import conv, machine, model, pool, reorder, train
 from torch_blocked.benchmark.report import UsageError
 from torch_blocked.dispatch.table import markdown_table
 from torch_blocked.show import command as show
@@ -39,6 +39,7 @@ COMMANDS = {
     "bench conv": Command("convolutions against F.conv2d and oneDNN's operator", conv.add_arguments, conv.run),
     "bench reorder": Command("reorders against memcpy and .contiguous()", reorder.add_arguments, reorder.run),
     "bench pool": Command("pooling and up-sampling against F on plain tensors", pool.add_arguments, pool.run),
+    "bench model": Command("whole networks against Inductor and other runtimes", model.add_arguments, model.run),
     "bench train": Command("training steps against NCHW and channels_last", train.add_arguments, train.run),
 }
 

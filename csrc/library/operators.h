@@ -13,7 +13,7 @@
 
 namespace torch_blocked {
 
-Tensor reorder_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
+Tensor reorder_cpu(const Tensor& src, SymIntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
                    IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype);
 
 Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
@@ -43,15 +43,16 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_cpu(const Tensor& diff_ds
                                                            const std::optional<Tensor>& weight, const Tensor& mean,
                                                            const Tensor& invstd, bool training);
 
-std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, int64_t channels, IntArrayRef output_size, c10::string_view mode,
-                                    IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                                    bool count_include_pad, std::optional<int64_t> divisor_override, bool indices);
-Tensor upsample_cpu(const Tensor& src, IntArrayRef output_size, c10::string_view mode, bool align_corners,
+std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, c10::SymInt channels, SymIntArrayRef output_size,
+                                    c10::string_view mode, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                                    IntArrayRef dilation, bool count_include_pad,
+                                    std::optional<int64_t> divisor_override, bool indices);
+Tensor upsample_cpu(const Tensor& src, SymIntArrayRef output_size, c10::string_view mode, bool align_corners,
                     std::optional<double> scale_h, std::optional<double> scale_w);
-Tensor max_pool_backward_cpu(const Tensor& diff_dst, const Tensor& indices, IntArrayRef src_size);
-Tensor avg_pool_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, IntArrayRef kernel, IntArrayRef stride,
+Tensor max_pool_backward_cpu(const Tensor& diff_dst, const Tensor& indices, SymIntArrayRef src_size);
+Tensor avg_pool_backward_cpu(const Tensor& diff_dst, SymIntArrayRef src_size, IntArrayRef kernel, IntArrayRef stride,
                              IntArrayRef padding, bool count_include_pad, std::optional<int64_t> divisor_override);
-Tensor upsample_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, c10::string_view mode, bool align_corners,
+Tensor upsample_backward_cpu(const Tensor& diff_dst, SymIntArrayRef src_size, c10::string_view mode, bool align_corners,
                              std::optional<double> scale_h, std::optional<double> scale_w);
 
 // ---- memory (tensors.cpp)

@@ -71,12 +71,14 @@ Pooling pooling(const Tensor& images, int64_t channels, IntArrayRef output_size,
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, int64_t channels, IntArrayRef output_size, c10::string_view mode,
-                                    IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                                    bool count_include_pad, std::optional<int64_t> divisor_override, bool indices) {
+std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, c10::SymInt channels, SymIntArrayRef symbolic_output_size,
+                                    c10::string_view mode, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                                    IntArrayRef dilation, bool count_include_pad,
+                                    std::optional<int64_t> divisor_override, bool indices) {
+  const IntArrayRef output_size = known(symbolic_output_size);
   const Tensor images = check_images("pool", src);
-  Pooling p = pooling(images, channels, output_size, mode, kernel, stride, padding, dilation, count_include_pad,
-                      divisor_override);
+  Pooling p = pooling(images, channels.expect_int(), output_size, mode, kernel, stride, padding, dilation,
+                      count_include_pad, divisor_override);
   TORCH_CHECK_VALUE(!indices || p.mode == PoolMode::Max, "pool: indices are those of maxima, got mode '", mode, "'");
   TORCH_CHECK_VALUE(!indices || p.src.ih <= std::numeric_limits<int32_t>::max() / p.src.iw,
                     "pool: indices are of planes of less than 2**31 pixels, got ", p.src.ih, "x", p.src.iw);
@@ -99,8 +101,9 @@ static UpsampleMode upsample_mode(c10::string_view name) {
   TORCH_CHECK_VALUE(false, "upsample: mode is one of nearest, nearest-exact, bilinear, got '", name, "'");
 }
 
-Tensor upsample_cpu(const Tensor& src, IntArrayRef output_size, c10::string_view mode, bool align_corners,
+Tensor upsample_cpu(const Tensor& src, SymIntArrayRef symbolic_output_size, c10::string_view mode, bool align_corners,
                     std::optional<double> scale_h, std::optional<double> scale_w) {
+  const IntArrayRef output_size = known(symbolic_output_size);
   const Tensor images = check_images("upsample", src);
   check_numbers("upsample: output_size", output_size, 1);
   Upsampling u{blocked_images(images),
@@ -124,7 +127,8 @@ static Tensor empty_diff_src(const char* name, const Tensor& diff_dst, IntArrayR
   return empty_pooled({diff_dst.size(0), diff_dst.size(1), src_size[0], src_size[1], diff_dst.size(4)}, at::kFloat);
 }
 
-Tensor max_pool_backward_cpu(const Tensor& diff_dst, const Tensor& indices, IntArrayRef src_size) {
+Tensor max_pool_backward_cpu(const Tensor& diff_dst, const Tensor& indices, SymIntArrayRef symbolic_src_size) {
+  const IntArrayRef src_size = known(symbolic_src_size);
   const Tensor dense = check_images("max_pool_backward", diff_dst, "diff_dst").contiguous();
   TORCH_CHECK_VALUE(indices.sizes() == dense.sizes(), "max_pool_backward: indices are of the shape of diff_dst, got ",
                     indices.sizes(), " and ", dense.sizes());
@@ -139,8 +143,10 @@ Tensor max_pool_backward_cpu(const Tensor& diff_dst, const Tensor& indices, IntA
   return diff_src;
 }
 
-Tensor avg_pool_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, IntArrayRef kernel, IntArrayRef stride,
-                             IntArrayRef padding, bool count_include_pad, std::optional<int64_t> divisor_override) {
+Tensor avg_pool_backward_cpu(const Tensor& diff_dst, SymIntArrayRef symbolic_src_size, IntArrayRef kernel,
+                             IntArrayRef stride, IntArrayRef padding, bool count_include_pad,
+                             std::optional<int64_t> divisor_override) {
+  const IntArrayRef src_size = known(symbolic_src_size);
   const Tensor images = check_images("avg_pool_backward", diff_dst, "diff_dst");
   const auto [h, w] = pool_axes(kernel, stride, padding, {1, 1});
   const float by = divisor(divisor_override);
@@ -151,8 +157,9 @@ Tensor avg_pool_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, IntAr
   return diff_src;
 }
 
-Tensor upsample_backward_cpu(const Tensor& diff_dst, IntArrayRef src_size, c10::string_view mode, bool align_corners,
-                             std::optional<double> scale_h, std::optional<double> scale_w) {
+Tensor upsample_backward_cpu(const Tensor& diff_dst, SymIntArrayRef symbolic_src_size, c10::string_view mode,
+                             bool align_corners, std::optional<double> scale_h, std::optional<double> scale_w) {
+  const IntArrayRef src_size = known(symbolic_src_size);
   const Tensor images = check_images("upsample_backward", diff_dst, "diff_dst");
   const Interpolation how{upsample_mode(mode), align_corners, scale_h.value_or(0), scale_w.value_or(0)};
   Tensor diff_src = empty_diff_src("upsample_backward: src_size", images, src_size);

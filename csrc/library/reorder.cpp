@@ -27,8 +27,9 @@ static Tensor convert(const Tensor& src, at::ScalarType dtype) {
       .view(dtype);
 }
 
-Tensor reorder_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
+Tensor reorder_cpu(const Tensor& src, SymIntArrayRef symbolic_size, IntArrayRef src_blocking, IntArrayRef dst_order,
                    IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype) {
+  const IntArrayRef size = known(symbolic_size);
   const at::ScalarType dst_dtype = dtype.value_or(src.scalar_type());
   describe("reorder: src", src, size, src_blocking);  // checked before anything is done
   Tensor dst = empty_physical("reorder: dst", size, dst_order, dst_blocking, dst_dtype);

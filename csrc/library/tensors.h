@@ -1,6 +1,7 @@
 // What the operators share: outputs and scratch memory, descriptors of physical tensors, checks.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymIntArrayRef.h>
 
 #include <cstdint>
 #include <new>
@@ -13,6 +14,11 @@ namespace torch_blocked {
 
 using at::IntArrayRef;
 using at::Tensor;
+using c10::SymIntArrayRef;
+
+// The numbers of a `SymInt[]`: code that Inductor's C++ wrapper compiled passes them as that, and the dispatcher would
+// not convert them for a function that takes an IntArrayRef.
+inline IntArrayRef known(SymIntArrayRef size) { return C10_AS_INTARRAYREF_SLOW(size); }
 
 int64_t num_threads();
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from pathlib import Path
 
 import torch
@@ -9,6 +11,7 @@ import torch
 import torch_blocked as tb
 from torch_blocked import library
 
+_PROCESS = Path("/proc/self")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -28,6 +31,33 @@ def describe() -> dict[str, str | int]:
 def available_bytes() -> int | None:
     """Bytes of memory that can be allocated without swapping; None where unknown."""
     value = _field(Path("/proc/meminfo"), "MemAvailable")
+    return int(value.split()[0]) * 1024 if value else None
+
+
+def resident_memory() -> int | None:
+    """Bytes of memory that this process occupies; None where unknown."""
+    return _kilobytes("VmRSS")
+
+
+def peak_memory() -> int | None:
+    """The most bytes that it occupied since `reset_peak_memory`, or ever; None where unknown."""
+    return _kilobytes("VmHWM")
+
+
+def reset_peak_memory() -> None:
+    """Lets `peak_memory` begin anew, where the system can."""
+    with contextlib.suppress(OSError):
+        _PROCESS.joinpath("clear_refs").write_text("5")
+
+
+def trim_memory() -> None:
+    """Gives memory that the C library keeps after it was freed back to the system, where it can."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _kilobytes(name: str) -> int | None:
+    value = _field(_PROCESS / "status", name)
     return int(value.split()[0]) * 1024 if value else None
 
 

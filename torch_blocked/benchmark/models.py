@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+
+from torch_blocked.benchmark.report import UsageError
 
 
 def make_model(name: str, seed: int = 0) -> nn.Module:
@@ -25,6 +28,38 @@ def make_model(name: str, seed: int = 0) -> nn.Module:
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model
+
+
+def factory(name: str) -> Callable[[], nn.Module]:
+    """What makes the model: by a name of `MODELS`, or by ``package.module:factory``. UsageError for what is neither."""
+    if name in MODELS:
+        return lambda: make_model(name)
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise UsageError(f"unknown model {name!r}: one of {', '.join(MODELS)}, or package.module:factory")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{name}: {error}") from None
+    if not callable(found):
+        raise UsageError(f"{name} is no function that makes a model")
+    return found
+
+
+def build(name: str, make: Callable[[], nn.Module]) -> nn.Module:
+    """The model that `make` makes. UsageError, which calls it `name`, where that is none."""
+    try:
+        model = make()
+    except Exception as error:  # of the user's own function
+        raise UsageError(f"{name}: {type(error).__name__}: {first_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name} makes {type(model).__name__}, no torch.nn.Module")
+    return model
+
+
+def first_line(error: Exception) -> str:
+    """The first line of its message; its type's name where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def conv_norm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,12 +64,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cases(
-    cases: Iterable[Any], measure: Callable[[Any, int], Row], columns: Sequence[Column], args: argparse.Namespace
+    cases: Iterable[Any],
+    measure: Callable[[Any, int], Row | list[Row]],
+    columns: Sequence[Column],
+    args: argparse.Namespace,
 ) -> list[Row]:
-    """Measures the cases whose `name` matches, prints a row each as it comes, writes the JSON file.
+    """Measures the cases whose `name` matches, prints their rows as they come, writes the JSON file.
 
-    `measure(case, rounds)` gives the row. Fallbacks are silent here: rows say which they are. UsageError where no
-    case matches.
+    `measure(case, rounds)` gives a row or several. Fallbacks are silent here: rows say which they are. UsageError
+    where no case matches.
     """
     cases = [case for case in cases if args.match in case.name]
     if not cases:
@@ -79,12 +83,20 @@ def run_cases(
         print(f"{about['cpu']}, {about['isa']}, {about['threads']} threads, torch {about['torch']}\n")
         print(*(column.align(column.heading) for column in columns))
         for case in cases:
-            row = measure(case, args.rounds)
-            rows.append(row)
-            print(*(column.show(row) for column in columns), row.get("note", ""), flush=True)
+            found = measure(case, args.rounds)
+            progress("")
+            for row in found if isinstance(found, list) else [found]:
+                rows.append(row)
+                print(*(column.show(row) for column in columns), row.get("note", ""), flush=True)
     if args.json:
         args.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     return rows
+
+
+def progress(text: str) -> None:
+    """Says what is under way on the terminal's last line, in place of what it said before; nothing into a file."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def operand(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:

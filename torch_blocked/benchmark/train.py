@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib
 import statistics
 from collections.abc import Callable
 from time import perf_counter
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_blocked as tb
-from torch_blocked.benchmark.models import MODELS, make_model
+from torch_blocked.benchmark.models import MODELS, build, factory, first_line
 from torch_blocked.benchmark.report import Column, Row, UsageError, add_options, positive, ratios, run_cases
 
 PHASES = ("forward", "backward", "update")
@@ -61,22 +60,6 @@ def run(args: argparse.Namespace) -> None:
     run_cases(cases, measure, COLUMNS, args)
 
 
-def factory(name: str) -> Callable[[], nn.Module]:
-    """What makes the model: by a name of `MODELS`, or by ``package.module:factory``. UsageError for what is neither."""
-    if name in MODELS:
-        return lambda: make_model(name)
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise UsageError(f"unknown model {name!r}: one of {', '.join(MODELS)}, or package.module:factory")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"{name}: {error}") from None
-    if not callable(found):
-        raise UsageError(f"{name} is no function that makes a model")
-    return found
-
-
 def measure(case: Case, rounds: int) -> Row:
     """The row of one case: medians of the step and of its phases; `fallbacks` of one blocked step."""
     steps = contestants(case)
@@ -111,11 +94,8 @@ def contestants(case: Case) -> dict[str, Callable[[], Times]]:
 
 
 def _made(case: Case) -> nn.Module:
-    try:
-        model = case.make()
-    except Exception as error:  # of the user's own function
-        raise UsageError(f"{case.name}: {type(error).__name__}: {_first_line(error)}") from error
-    if not isinstance(model, nn.Module) or not any(p.requires_grad for p in model.parameters()):
+    model = build(case.name, case.make)
+    if not any(p.requires_grad for p in model.parameters()):
         raise UsageError(f"{case.name} makes no torch.nn.Module with parameters to train")
     return model
 
@@ -128,11 +108,7 @@ def _target(model: nn.Module, case: Case) -> Tensor:
         return torch.randint(0, size[1], (case.n, *size[2:]))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         sizes = f"3x{case.image}x{case.image}"
-        raise UsageError(f"{case.name} does not make logits of {sizes} images: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise UsageError(f"{case.name} does not make logits of {sizes} images: {first_line(error)}") from error
 
 
 def training_step(model: nn.Module, images: Tensor, target: Tensor) -> Callable[[], Times]:

@@ -1,0 +1,256 @@
+"""`bench model`: whole networks in eval mode, blocked and compiled, against PyTorch, Inductor and other runtimes.
+
+All contestants (contestants.py) start from the same weights, get the same random images and are timed in turn in one
+process. A row is one contestant on one model and batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, product
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters as dynamo_counters
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.benchmark import machine
+from torch_blocked.benchmark.contestants import CONTESTANTS, Answer
+from torch_blocked.benchmark.measure import medians
+from torch_blocked.benchmark.models import MODELS, build, factory, first_line
+from torch_blocked.benchmark.report import (
+    Column,
+    Row,
+    UsageError,
+    add_options,
+    geometric_mean,
+    output_file,
+    positive,
+    progress,
+    run_cases,
+)
+
+COLUMNS = (
+    Column("name", "model", -16),
+    Column("n", "N", 3),
+    Column("contestant", "contestant", -17),
+    Column("ms", "ms", 9, ".2f"),
+    Column("images_per_s", "images/s", 9, ".1f"),
+    Column("vs_best", "/best", 6, ".2f"),
+    Column("peak_mb", "peak MB", 8, ".0f"),
+    Column("difference", "differs", 8, ".0e"),
+    Column("compile_s", "compile s", 9, ".1f"),
+)
+
+
+class Case(NamedTuple):
+    """A model, made by `make`, and a batch of n images of size (c, h, w)."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    n: int
+    size: tuple[int, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench model`."""
+    known = ", ".join(MODELS)
+    help_of_model = f"{known}, or package.module:factory, which gives a torch.nn.Module (default: the names)"
+    parser.add_argument("--model", nargs="+", default=list(MODELS), metavar="NAME", help=help_of_model)
+    parser.add_argument("--batch", nargs="+", type=positive, default=[1, 16], metavar="N", help="(default 1 16)")
+    help_of_input = "channels, height and width of an image (default 3x224x224)"
+    parser.add_argument("--input", type=image_size, default=(3, 224, 224), metavar="CxHxW", help=help_of_input)
+    parser.add_argument("--plot", type=output_file, metavar="FILE", help="draw the ratios as bars (needs matplotlib)")
+    add_options(parser)
+
+
+def image_size(text: str) -> tuple[int, ...]:
+    """(channels, height, width) of "3x224x224"."""
+    size = tuple(map(positive, text.split("x")))
+    if len(size) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} is not CxHxW, such as 3x224x224")
+    return size
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures each model and batch; "/best" is the best peer's median over the contestant's: above 1, it is faster."""
+    if args.plot:
+        load_pyplot()
+    cases = [Case(name, factory(name), n, args.input) for name, n in product(args.model, args.batch)]
+    if text := missing():
+        print(text)
+    rows = run_cases(cases, measure, COLUMNS, args)
+    print(*summaries(rows), sep="\n")
+    if args.plot:
+        plot(rows, args.plot)
+
+
+def missing() -> str:
+    """One line that names the peers that are not installed; empty where all are."""
+    names = [name for name, contestant in CONTESTANTS.items() if not contestant.installed()]
+    return f"not installed, left out: {', '.join(names)} (pip install torch_blocked[bench])" if names else ""
+
+
+# ---- Measuring
+
+
+def measure(case: Case, rounds: int) -> list[Row]:
+    """A row of each contestant that is installed; one that fails has a note that says why instead of times."""
+    torch._dynamo.reset()  # the code of another batch would be made for both
+    model, images = made(case)
+    with torch.inference_mode():
+        expected = expected_answer(case, model, images)
+    rows, answers = [], {}
+    for name, contestant in CONTESTANTS.items():
+        if not contestant.installed():
+            continue
+        progress(f"{case.name} N={case.n}: making {name}")
+        row: Row = {"name": case.name, "n": case.n, "contestant": name}
+        rows.append(row)
+        try:
+            answers[name], found = first_call(name, model, images, expected)
+            row |= found
+        except Exception as error:  # of the contestant's own converter
+            row["note"] = f"{type(error).__name__}: {first_line(error)}"
+    progress(f"{case.name} N={case.n}: timing {len(answers)} contestants, {rounds} rounds")
+    times = medians(answers, rounds)
+    best = min((t for name, t in times.items() if not CONTESTANTS[name].ours), default=None)
+    for row in rows:
+        if seconds := times.get(row["contestant"]):
+            row |= {"ms": 1e3 * seconds, "images_per_s": case.n / seconds, "vs_best": best and best / seconds}
+    return rows
+
+
+def made(case: Case) -> tuple[nn.Module, Tensor]:
+    """The model in eval mode and its images, from seed 0."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build(case.name, case.make).eval(), torch.randn(case.n, *case.size)
+
+
+def expected_answer(case: Case, model: nn.Module, images: Tensor) -> Tensor:
+    """The plain model's answer. UsageError where it gives none."""
+    size = "x".join(map(str, case.size))
+    try:
+        answer = model(images)
+    except Exception as error:  # of the user's own model
+        raise UsageError(f"{case.name} does not take {size} images: {first_line(error)}") from error
+    if not isinstance(answer, Tensor):
+        raise UsageError(f"{case.name} gives {type(answer).__name__}, not one tensor")
+    return answer
+
+
+def first_call(name: str, model: nn.Module, images: Tensor, expected: Tensor) -> tuple[Answer, Row]:
+    """Makes a contestant and calls it; what is known of it but its speed.
+
+    "compile_s": seconds until the first answer. "difference": the largest from `expected`, relative to that's largest
+    value. "peak_mb": the process' growth from before it was made to the peak of a later call, 1e6 bytes.
+    """
+    before, breaks = settled_memory(), sum(dynamo_counters["graph_break"].values())
+    start = perf_counter()
+    answer = CONTESTANTS[name].prepared(model, images)
+    with torch.inference_mode(), tb.count() as counts:
+        actual = answer()
+    row: Row = {"compile_s": perf_counter() - start}
+    row["difference"] = float((actual - expected).abs().max() / expected.abs().max())
+    del actual
+    settled_memory()
+    machine.reset_peak_memory()
+    with torch.inference_mode():
+        answer()
+    peak = machine.peak_memory()
+    if before is not None and peak is not None:
+        row["peak_mb"] = (peak - before) / 1e6
+    if CONTESTANTS[name].ours:
+        row |= costs(name, answer, counts)
+        row["graph_breaks"] = sum(dynamo_counters["graph_break"].values()) - breaks
+        fallbacks = ", ".join(sorted(counts.fallbacks)) or "none"
+        row["note"] = f"reorders {row['reorders']}, fallbacks {fallbacks}, graph breaks {row['graph_breaks']}"
+    return answer, row
+
+
+def settled_memory() -> int | None:
+    """Bytes that the process holds once what is free went back to the system; None where unknown."""
+    gc.collect()
+    tb.empty_cache()
+    machine.trim_memory()
+    return machine.resident_memory()
+
+
+def costs(name: str, answer: Answer, first: tb.Counters) -> Row:
+    """Reorders of activations in a call, and fallbacks; `first` is what the first call counted.
+
+    Compiled code counts nothing: there it is what was traced, which AOTAutograd does twice, for metadata and for the
+    graph.
+    """
+    counts, traces = first, 2
+    if name == "blocked":
+        with torch.inference_mode(), tb.count() as counts:
+            answer()
+        traces = 1
+    activation = f"{library.isa_block()}b"  # weights are blocked by other axes
+    reorders = sum(n for sides, n in counts.reorders.items() if activation in sides.split(" -> "))
+    return {"reorders": reorders // traces, "fallbacks": {op: n // traces for op, n in counts.fallbacks.items()}}
+
+
+# ---- Reporting
+
+
+def summaries(rows: Sequence[Row]) -> list[str]:
+    """The geometric mean over models of each contestant's "/best", a line each, a column each batch."""
+    batches = sorted({row["n"] for row in rows})
+    lines = ["", f"{'geometric mean of /best':26}" + "".join(f"{f'N={n}':>9}" for n in batches)]
+    for name in CONTESTANTS:
+        means = [mean(row for row in rows if (row["contestant"], row["n"]) == (name, n)) for n in batches]
+        if any(means):
+            lines.append(f"{name:26}" + "".join(f"{m:9.2f}" if m else f"{'-':>9}" for m in means))
+    return lines
+
+
+def mean(rows: Iterator[Row]) -> float | None:
+    """The geometric mean of the rows' "vs_best"; None where there is none."""
+    found = [row["vs_best"] for row in rows if row.get("vs_best")]
+    return geometric_mean(found) if found else None
+
+
+def load_pyplot():  # noqa: ANN201 - a module of an optional package
+    """matplotlib's pyplot, drawing into files. UsageError where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("--plot needs matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def plot(rows: Sequence[Row], file: Path) -> None:
+    """Draws "/best" as bars, a group each model and batch, a colour each contestant. UsageError if it cannot."""
+    pyplot = load_pyplot()
+    groups = [(f"{name}\nN={n}", {r["contestant"]: r for r in group}) for (name, n), group in groupby(rows, _model)]
+    names = [name for name in CONTESTANTS if any(name in group for _, group in groups)]
+    figure, axis = pyplot.subplots(figsize=(2 + 1.2 * len(groups), 5))
+    width = 0.85 / len(names)
+    for i, name in enumerate(names):
+        heights = [group.get(name, {}).get("vs_best") or 0 for _, group in groups]
+        axis.bar([g + (i - (len(names) - 1) / 2) * width for g in range(len(groups))], heights, width, label=name)
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(groups)), [label for label, _ in groups])
+    axis.set_ylabel("times as fast as the best peer")
+    axis.legend()
+    figure.tight_layout()
+    try:
+        figure.savefig(file)
+    except (OSError, ValueError) as error:  # ValueError: an ending that is no image format
+        raise UsageError(f"--plot: {first_line(error)}") from None
+
+
+def _model(row: Row) -> tuple[str, int]:
+    return row["name"], row["n"]
