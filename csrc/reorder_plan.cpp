@@ -87,8 +87,9 @@ bool join_dense_pair(std::vector<Axis>& axes) {
   return false;
 }
 
-// What one core has of the last level on today's servers, about; what the system says is often the sum of many.
-constexpr int64_t cache_bytes = 32 << 20;
+// Three quarters of what one core has of the last level on today's servers, about, as the C library does; what the
+// system says is often the sum of many.
+constexpr int64_t cache_bytes = 24 << 20;
 
 int64_t nbytes(const MemoryDesc& md, int64_t element_size) {
   int64_t bytes = element_size;

@@ -1,0 +1,321 @@
+// The tiles of a transpose: a few vectors, read, shuffled in registers and written.
+//
+// Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+// Vectors are returned from inlined functions only.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+namespace torch_blocked {
+namespace {
+
+struct Bytes16 {
+  uint64_t low, high;
+};
+
+template <class T, int bytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(bytes)));
+};
+template <int bytes, class T = long long>
+using Vector = typename VectorOf<T, bytes>::type;
+
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int vector_bytes = 64;
+#elif defined(CPU_CAPABILITY_AVX2)
+constexpr int vector_bytes = 32;
+#else
+constexpr int vector_bytes = 16;
+#endif
+
+// An aligned vector, past the caches.
+template <class Row>
+inline void stream_store(char* dst, const Row& row) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (sizeof(Row) == 64)
+    __builtin_ia32_movntdq512(reinterpret_cast<Vector<64>*>(dst), std::bit_cast<Vector<64>>(row));
+#endif
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+  if constexpr (sizeof(Row) == 32)
+    __builtin_ia32_movntdq256(reinterpret_cast<Vector<32>*>(dst), std::bit_cast<Vector<32>>(row));
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(Row) == 16)
+    __builtin_ia32_movntdq(reinterpret_cast<Vector<16>*>(dst), std::bit_cast<Vector<16>>(row));
+#else
+  std::memcpy(dst, &row, sizeof(Row));
+#endif
+}
+
+template <class T>
+[[gnu::always_inline]] inline T load(const char* src) {
+  T value;
+  std::memcpy(&value, src, sizeof(T));
+  return value;
+}
+
+// Stores a vector; with `stream`, where it is aligned, past the caches.
+template <bool stream, class Row>
+inline void store(char* dst, const Row& row) {
+  if constexpr (stream && sizeof(Row) >= 16 && sizeof(Row) <= vector_bytes) {
+    if (reinterpret_cast<uintptr_t>(dst) % sizeof(Row) == 0) return stream_store(dst, row);
+  }
+  std::memcpy(dst, &row, sizeof(Row));
+}
+
+// In bytes along a src row or run, farther where src is in no cache: the CPU's own prefetch does not follow so many
+// rows.
+constexpr int64_t prefetch_distance(bool stream) { return stream ? 2048 : 256; }
+
+// Some vectors of elements, to be transposed in registers. The compiler's own vectors and not ATen's, which has a
+// transpose only of floats and only at full width: this one is as fast there (`interleave` becomes one punpckl* or
+// punpckh*, `every_second_part` one vperm2i128 or vshufi32x4) and serves every size of element and block.
+template <class T, int bytes, int rows_>
+struct Tile {
+  using Lane = std::conditional_t<sizeof(T) == 16, uint64_t, T>;  // no vectors have elements of 16 bytes
+  typedef Lane Row __attribute__((vector_size(bytes)));
+  static constexpr int element_size = sizeof(T);
+  static constexpr int rows = rows_, cols = bytes / element_size;
+  static constexpr int parts = bytes > 16 ? bytes / 16 : 1;  // of 128 bits: x86 moves little between them
+  static constexpr int part = cols / parts;
+  static constexpr int group = rows < part ? rows : part;  // rows that meet in one part
+  static_assert(rows % group == 0);
+  static constexpr int lanes = bytes / sizeof(Lane), part_lanes = lanes / parts;
+  using Lanes = std::make_integer_sequence<int, lanes>;
+
+  Row row[rows];
+
+  // Of each part, one half: elements of a and of b by turns.
+  template <int half, int... i>
+  static Row interleave(Row a, Row b, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, (i % 2 * lanes + i / part * part + half * part / 2 + i % part / 2)...);
+  }
+
+  // The even or the odd parts of a, then those of b.
+  template <int odd, int... i>
+  static Row every_second_part(Row a, Row b, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, ((2 * (i / part_lanes) + odd) * part_lanes + i % part_lanes)...);
+  }
+
+  // One perfect shuffle of each rectangle of group x part elements: log2(group) of them transpose it, log2(part) take
+  // the transpose back.
+  void shuffle_within_parts() {
+    Row next[rows];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows / 2; i++) {
+      const int r = i / (group / 2) * group + i % (group / 2);
+      next[2 * i] = interleave<0>(row[r], row[r + group / 2], Lanes());
+      next[2 * i + 1] = interleave<1>(row[r], row[r + group / 2], Lanes());
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) row[i] = next[i];
+  }
+
+  // The same, backwards, of parts: from vectors that are `stride` apart.
+  void shuffle_parts(int stride) {
+    Row next[rows];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows / 2; i++) {
+      const int r = i / stride * 2 * stride + i % stride;
+      next[i] = every_second_part<0>(row[r], row[r + stride], Lanes());
+      next[i + rows / 2] = every_second_part<1>(row[r], row[r + stride], Lanes());
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) row[i] = next[i];
+  }
+};
+
+// Pieces of successive src rows side by side: `bytes` bytes in all, at most a part of a vector.
+template <class T, int bytes, int piece>
+[[gnu::always_inline]] inline auto gather_part(const char* src, const int64_t* src_rows) {
+  using Piece = std::conditional_t<piece == 8, int64_t, std::conditional_t<piece == 4, int32_t, int16_t>>;
+  typedef T Part __attribute__((vector_size(bytes)));
+  if constexpr (piece == bytes)
+    return load<Part>(src + *src_rows);
+  else {
+    typedef Piece Pieces __attribute__((vector_size(bytes)));
+    Pieces pieces;
+#pragma GCC unroll 8
+    for (int i = 0; i < bytes / piece; i++) pieces[i] = load<Piece>(src + src_rows[i]);
+    return reinterpret_cast<Part>(pieces);
+  }
+}
+
+template <class Row, int... i>
+[[gnu::always_inline]] inline Row concatenate(auto a, auto b, std::integer_sequence<int, i...>) {
+  return __builtin_shufflevector(a, b, i...);
+}
+
+// A vector of such parts, one for each row of a part's length farther.
+template <class T, int bytes, int piece>
+[[gnu::always_inline]] inline auto gather(const char* src, const int64_t* src_rows) {
+  if constexpr (bytes <= 16)
+    return gather_part<T, bytes, piece>(src, src_rows);
+  else {
+    typedef T Row __attribute__((vector_size(bytes)));
+    constexpr int half = bytes / 2;
+    return concatenate<Row>(gather<T, half, piece>(src, src_rows),
+                            gather<T, half, piece>(src, src_rows + half / sizeof(T)),
+                            std::make_integer_sequence<int, bytes / sizeof(T)>());
+  }
+}
+
+// Writes whole vectors of dst: `cols` src columns, at most a part of a vector, of as many src rows as a vector has
+// elements. So short pieces of src are all that it needs.
+template <class T, int bytes, int cols_>
+struct ToWideRows {
+  using Registers = Tile<T, bytes, cols_>;
+  static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = cols_;
+
+  template <bool stream>
+  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+    Registers tile;
+    constexpr int pieces = Registers::part / cols;  // in a part
+#pragma GCC unroll 16
+    for (int v = 0; v < cols; v++) tile.row[v] = gather<T, bytes, cols * element_size>(src, src_rows + v * pieces);
+#pragma GCC unroll 4
+    for (int step = 1; step < Registers::part; step *= 2) tile.shuffle_within_parts();
+#pragma GCC unroll 16
+    for (int c = 0; c < cols; c++) store<stream>(dst + dst_rows[c], tile.row[c]);
+  }
+};
+
+// Reads whole vectors of src: `rows` src rows, a block of channels that is narrower than a vector. A vector of the
+// answer holds several dst rows, which are stored at once where they follow each other.
+template <class T, int bytes, int rows_, bool dense>
+struct FromWideRows {
+  using Registers = Tile<T, bytes, rows_>;
+  static constexpr int element_size = sizeof(T), rows = rows_, cols = Registers::cols;
+
+  template <bool stream>
+  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+    Registers tile;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) std::memcpy(&tile.row[r], src + src_rows[r], bytes);
+    transpose(tile);
+    constexpr int piece = rows * element_size, pieces = bytes / piece;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+      if constexpr (dense)
+        store<stream>(dst + dst_rows[r * pieces], tile.row[r]);
+      else
+#pragma GCC unroll 16
+        for (int i = 0; i < pieces; i++)
+          std::memcpy(dst + dst_rows[r * pieces + i], reinterpret_cast<const char*>(&tile.row[r]) + i * piece, piece);
+    }
+  }
+
+  [[gnu::always_inline]] static void transpose(Registers& tile) {
+    constexpr int group = Registers::group;
+    if constexpr (group > 1)
+#pragma GCC unroll 4
+      for (int step = 1; step < group; step *= 2) tile.shuffle_within_parts();
+    // Now part p of vector g * group + i is a part, the g-th, of the i-th dst row or rows that begin in column
+    // p * part.
+#pragma GCC unroll 4
+    for (int step = 1; step < rows / group; step *= 2) tile.shuffle_parts(group);
+#pragma GCC unroll 4
+    for (int step = rows / group; step < Registers::parts; step *= 2) tile.shuffle_parts(1);
+  }
+};
+
+// ---- three channels
+
+// Three of every four elements side by side, and back: vectors of 16-byte parts whose first 12 bytes count.
+template <class T, int bytes>
+struct Triples {
+  using Bytes = Vector<bytes, uint8_t>;
+  using Words = Vector<bytes, uint32_t>;
+  static constexpr int words = bytes / 4, size = sizeof(T);
+
+  // Within each part, triples of quadruples (`pack`), or quadruples of triples whose fourth element is any.
+  template <bool pack, int... i>
+  static Words within_parts(Words row, std::integer_sequence<int, i...>) {
+    if constexpr (size == 4) return row;
+    constexpr int from = pack ? 3 : 4, to = pack ? 4 : 3;  // elements
+    constexpr auto byte = [](int k) { return k / (from * size) * (to * size) + k % (from * size); };
+    const auto moved = __builtin_shufflevector(std::bit_cast<Bytes>(row), std::bit_cast<Bytes>(row),
+                                               (i / 16 * 16 + std::min(byte(i % 16), 15))...);
+    return std::bit_cast<Words>(moved);
+  }
+
+  // Vector v of three, of the first three words of each part of four vectors: some are in vector v, the others in the
+  // next.
+  template <int v, int... i>
+  static Words narrow(Words a, Words b, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, ((v * words + i) / 3 * 4 + (v * words + i) % 3 - v * words)...);
+  }
+
+  // Vector v of four, from three: some words are in vector v - 1, the others in v. The fourth of each part is any.
+  template <int v, int... i>
+  static Words widen(Words a, Words b, std::integer_sequence<int, i...>) {
+    constexpr int first = std::max(v - 1, 0) * words;
+    return __builtin_shufflevector(a, b, ((v * words + i) / 4 * 3 + std::min(i % 4, 2) - first)...);
+  }
+};
+
+// Three src rows, whose elements alternate in dst.
+template <class T, int bytes>
+struct InterleaveThree {
+  using Four = FromWideRows<T, bytes, 4, true>;
+  using Registers = typename Four::Registers;
+  using Packed = Triples<T, bytes>;
+  static constexpr int element_size = sizeof(T), rows = 3, cols = Registers::cols;
+
+  template <bool stream>
+  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+    constexpr std::make_integer_sequence<int, bytes> every_byte;
+    constexpr std::make_integer_sequence<int, bytes / 4> every_word;
+    Registers tile{};
+    for (int r = 0; r < 3; r++) std::memcpy(&tile.row[r], src + src_rows[r], bytes);
+    Four::transpose(tile);
+    typename Packed::Words part[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++)
+      part[v] = Packed::template within_parts<true>(std::bit_cast<typename Packed::Words>(tile.row[v]), every_byte);
+    store<stream>(dst + dst_rows[0], Packed::template narrow<0>(part[0], part[1], every_word));
+    store<stream>(dst + dst_rows[0] + bytes, Packed::template narrow<1>(part[1], part[2], every_word));
+    store<stream>(dst + dst_rows[0] + 2 * bytes, Packed::template narrow<2>(part[2], part[3], every_word));
+  }
+};
+
+// Three dst rows, whose elements alternate in src: the same backwards.
+template <class T, int bytes>
+struct DeinterleaveThree {
+  using Registers = Tile<T, bytes, 4>;
+  using Packed = Triples<T, bytes>;
+  static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = 3;
+
+  template <bool stream>
+  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+    constexpr std::make_integer_sequence<int, bytes> every_byte;
+    constexpr std::make_integer_sequence<int, bytes / 4> every_word;
+    using Words = typename Packed::Words;
+    Words part[3], wide[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 3; v++) part[v] = load<Words>(src + src_rows[0] + v * bytes);
+    wide[0] = Packed::template widen<0>(part[0], part[1], every_word);
+    wide[1] = Packed::template widen<1>(part[0], part[1], every_word);
+    wide[2] = Packed::template widen<2>(part[1], part[2], every_word);
+    wide[3] = Packed::template widen<3>(part[2], part[2], every_word);
+    Registers tile;
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++)
+      tile.row[v] = std::bit_cast<typename Registers::Row>(Packed::template within_parts<false>(wide[v], every_byte));
+#pragma GCC unroll 4
+    for (int step = 1; step < 4; step *= 2) tile.shuffle_parts(1);
+#pragma GCC unroll 4
+    for (int step = 1; step < Registers::part; step *= 2) tile.shuffle_within_parts();
+#pragma GCC unroll 4
+    for (int c = 0; c < 3; c++) store<stream>(dst + dst_rows[c], tile.row[c]);
+  }
+};
+
+}  // namespace
+}  // namespace torch_blocked
