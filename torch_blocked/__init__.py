@@ -13,6 +13,7 @@ from torch_blocked.counting import Counters, count, counters, reset_counters
 from torch_blocked.dispatch.convolution import Algorithm, algorithm
 from torch_blocked.dispatch.fallback import FallbackWarning
 from torch_blocked.dispatch.fallback import fallback_policy as fallback
+from torch_blocked.explain import explain
 from torch_blocked.formats import Format, blocked, format
 from torch_blocked.library import empty_cache, isa, winograd
 from torch_blocked.memory_desc import Blocking, MemoryDesc
@@ -37,6 +38,7 @@ __all__ = [
     "count",
     "counters",
     "empty_cache",
+    "explain",
     "fallback",
     "format",
     "from_physical",

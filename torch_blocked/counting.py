@@ -1,15 +1,19 @@
-"""Counts of what costs time without being asked for: reorders and fallbacks."""
+"""Counts of what costs time without being asked for: reorders and fallbacks. They are logged here, too."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
+from torch_blocked import logs
+from torch_blocked.formats import format_of
 from torch_blocked.memory_desc import Blocking
+from torch_blocked.tensor import outer_order
 
 
 @dataclass
@@ -55,8 +59,41 @@ def count() -> Iterator[Counters]:
         _active[:] = [c for c in _active if c is not counts]
 
 
-def record_reorder(src_blocking: Blocking, dst_blocking: Blocking, src: torch.Tensor, dst: torch.Tensor) -> None:
-    """One reorder between physical tensors."""
+class Listener:
+    """What is told of every reorder and fallback of every thread while `listen` has it."""
+
+    def reorder(
+        self, src_blocking: Blocking, dst_blocking: Blocking, src: torch.Tensor, dst: torch.Tensor, seconds: float | None
+    ) -> None:
+        """A reorder between physical tensors; where `dst` is `src` an operator does it within, its time not known."""
+
+    def fallback(self, func: torch._ops.OpOverload, args: tuple) -> None:
+        """An operator is going to run on plain tensors."""
+
+
+_listeners: list[Listener] = []
+
+
+@contextlib.contextmanager
+def listen(listener: Listener) -> Iterator[None]:
+    """Tells `listener` inside a ``with`` block."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def record_reorder(
+    src_blocking: Blocking,
+    dst_blocking: Blocking,
+    src: torch.Tensor,
+    dst: torch.Tensor,
+    seconds: float | None = None,
+) -> None:
+    """One reorder between physical tensors; where `dst` is `src` an operator does it within, on every call."""
+    for listener in _listeners:
+        listener.reorder(src_blocking, dst_blocking, src, dst, seconds)
     name = f"{_name(src_blocking)} -> {_name(dst_blocking)}"
     nbytes = (src.numel() + dst.numel()) * dst.element_size()
     if not isinstance(nbytes, int):
@@ -65,6 +102,10 @@ def record_reorder(src_blocking: Blocking, dst_blocking: Blocking, src: torch.Te
         counts.reorders[name] += 1
         counts.reorder_bytes += nbytes
         counts.left += bool(src_blocking) and not dst_blocking
+    if logs.REORDERS.isEnabledFor(logging.DEBUG):
+        after = "packed by the operator" if dst is src else f"{physical_tag(dst_blocking, dst)} {_shape(dst)}"
+        what = f"{physical_tag(src_blocking, src)} {_shape(src)} -> {after}"
+        logs.REORDERS.debug("%s, %d bytes, at %s", what, nbytes, logs.user_line())
 
 
 def record_left() -> None:
@@ -77,6 +118,40 @@ def record_fallback(name: str) -> None:
     """One operator that ran on plain tensors."""
     for counts in _active:
         counts.fallbacks[name] += 1
+
+
+def tell_fallback(func: torch._ops.OpOverload, args: tuple) -> None:
+    """Tells the listeners, and the log, of an operator that is going to run on plain tensors."""
+    for listener in _listeners:
+        listener.fallback(func, args)
+    if logs.FALLBACKS.isEnabledFor(logging.INFO):
+        logs.FALLBACKS.info("%s(%s), at %s", func, ", ".join(map(_describe, args)), logs.user_line())
+
+
+def format_tag(x: torch.Tensor) -> str:
+    """The tag of a tensor's format, such as nChw16c or nhwc."""
+    return physical_tag(getattr(x, "blocking", Blocking()), getattr(x, "physical", x))
+
+
+def physical_tag(blocking: Blocking, physical: torch.Tensor) -> str:
+    """The same from the blocking and the physical tensor, which is the tensor itself where it is plain."""
+    if physical.layout is not torch.strided:
+        return str(physical.layout).removeprefix("torch.")
+    ndim = physical.dim() - len(blocking)
+    return format_of(outer_order(physical, ndim), blocking).tag if ndim else "scalar"
+
+
+def _shape(x: torch.Tensor) -> str:
+    return f"{'x'.join(map(str, x.shape))} {str(x.dtype).removeprefix('torch.')}"
+
+
+def _describe(argument: object) -> str:
+    """An argument of an operator; of a tensor its format, size and bytes."""
+    if isinstance(argument, (list, tuple)) and any(isinstance(a, torch.Tensor) for a in argument):
+        return f"[{', '.join(map(_describe, argument))}]"
+    if not isinstance(argument, torch.Tensor):
+        return repr(argument)
+    return f"{format_tag(argument)} {_shape(argument)} {argument.numel() * argument.element_size()} bytes"
 
 
 def _name(blocking: Blocking) -> str:

@@ -7,6 +7,7 @@ other devices and under tracing (equivalents.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -30,12 +31,13 @@ def reorder_physical(
     src: Tensor, size: torch.Size, src_blocking: Blocking, order: tuple[int, ...], blocking: Blocking
 ) -> Tensor:
     """The physical tensor of another format of the same logical tensor; always a copy, never differentiable."""
+    start = perf_counter()
     if type(src) in _EAGER and src.device.type == "cpu" and not src.is_quantized:
         with torch._C._AutoDispatchBelowAutograd():  # the operator's own autograd costs more than a small reorder
             dst = library.reorder_op(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
     else:
         dst = equivalents.reorder_aten(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
-    counting.record_reorder(src_blocking, blocking, src, dst)
+    counting.record_reorder(src_blocking, blocking, src, dst, perf_counter() - start)
     return dst
 
 

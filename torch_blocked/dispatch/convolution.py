@@ -236,7 +236,7 @@ def convolution_backward(
         else _has_kernel(x, weight, None, window, groups)
     )
     if not has_kernel or grad.dtype is not torch.float32 or grad.dim() != x.dim():
-        announce(func)
+        announce(func, (grad, x, weight))
         arguments = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
         grads = run_plain(func, (grad, x, weight, *arguments), {})
         return _as(grads[0], x), _as(grads[1], weight), grads[2]

@@ -5,16 +5,13 @@ Same answer, counted, and by the user's choice silent, a warning once per operat
 
 from __future__ import annotations
 
-import os
-import sys
 import warnings
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from torch_blocked import counting, reorder
+from torch_blocked import counting, logs, reorder
 from torch_blocked.dispatch.registry import lazy_bits, register_otherwise
 from torch_blocked.tensor import BlockedTensor
 
@@ -26,17 +23,17 @@ class FallbackWarning(UserWarning):
 
 
 class _State:
-    """The policy, and which operators were warned about under it. One for all threads: backward runs in its own."""
+    """The policy, and what was warned about under it, where. One for all threads: backward runs in its own."""
 
     policy = "warn"
-    warned: set[str] = set()  # noqa: RUF012
+    warned: set[tuple[str, str, int]] = set()  # noqa: RUF012
 
 
 class fallback_policy:  # noqa: N801
     """Sets what happens when an operator has no blocked implementation; also a context manager that restores it.
 
-    "allow": it runs on plain tensors. "warn" (default): it does, with one `FallbackWarning` an operator. "error": it
-    raises RuntimeError. ValueError for any other word.
+    "allow": it runs on plain tensors. "warn" (default): it does, with one `FallbackWarning` an operator and line of
+    the user's. "error": it raises RuntimeError. ValueError for any other word.
     """
 
     def __init__(self, policy: str) -> None:
@@ -60,38 +57,31 @@ def fallback(func: OpOverload, *args: object, **kwargs: object) -> object:
     """
     if torch.Tag.inplace_view in func.tags and func is not torch.ops.aten.resize_.default:
         raise RuntimeError(f"{func} cannot change the shape of a blocked tensor in place: call it on x.to_dense()")
-    announce(func)
+    announce(func, args)
     return run_plain(func, args, kwargs)
 
 
-def announce(func: OpOverload) -> None:
-    """Counts a fallback and, as the policy says, warns or raises."""
+def announce(func: OpOverload, args: tuple) -> None:
+    """Counts and logs a fallback and, as the policy says, warns or raises."""
     name = str(func)
     counting.record_fallback(name)
+    counting.tell_fallback(func, args)
     if _State.policy == "error":
         raise RuntimeError(
             f"{name} has no blocked implementation for these arguments and fallbacks are errors: "
             "call .to_dense() on them first, or torch_blocked.fallback('allow')"
         )
-    if _State.policy == "warn" and name not in _State.warned:
-        _State.warned.add(name)
-        warnings.warn(
-            f"{name} has no blocked implementation for these arguments: it runs on plain tensors, reorders around it "
-            "(said once; torch_blocked.fallback('allow') silences, 'error' forbids)",
-            FallbackWarning,
-            stacklevel=_user_stacklevel(),
-        )
-
-
-_LIBRARIES = tuple(f"{Path(m.__file__).parent}{os.sep}" for m in (torch, sys.modules[__package__.split(".")[0]]))
-
-
-def _user_stacklevel() -> int:
-    """The warning's stacklevel for the nearest caller outside torch and torch_blocked."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame, level = frame.f_back, level + 1
-    return level
+    if _State.policy == "warn":
+        frame, level = logs.user_frame()
+        site = name, frame.f_code.co_filename, frame.f_lineno
+        if site not in _State.warned:
+            _State.warned.add(site)
+            warnings.warn(
+                f"{name} has no blocked implementation for these arguments: it runs on plain tensors, reorders around "
+                "it (said once a line; torch_blocked.fallback('allow') silences, 'error' forbids)",
+                FallbackWarning,
+                stacklevel=level,
+            )
 
 
 def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:

@@ -1,0 +1,59 @@
+"""What the backend made of each graph, for `torch_blocked.explain`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from torch_blocked.counting import Listener
+from torch_blocked.dispatch.reasons import Reason, reason
+from torch_blocked.memory_desc import Blocking
+
+
+@dataclass
+class Facts(Listener):
+    """Of one graph; it listens while the graph is traced.
+
+    Attributes:
+        convolutions, fused: how many there are, and how many operators went into them.
+        hoisted: values that are computed once, not per call.
+        reorders: those of activations, "nchw -> nChw16c" -> how many. Inductor fuses them into other kernels.
+        fallbacks: operator -> why.
+    """
+
+    convolutions: int = 0
+    fused: int = 0
+    hoisted: int = 0
+    reorders: Counter = field(default_factory=Counter)
+    fallbacks: dict[str, Reason] = field(default_factory=dict)
+
+    def reorder(
+        self, src_blocking: Blocking, dst_blocking: Blocking, src: Tensor, dst: Tensor, seconds: float | None
+    ) -> None:
+        if get_proxy_mode() is not None:  # the graph is traced more than once, and recorded once
+            self.reorders[f"{'blocked' if src_blocking else 'plain'} -> {'blocked' if dst_blocking else 'plain'}"] += 1
+
+    def fallback(self, func: OpOverload, args: tuple) -> None:
+        self.fallbacks.setdefault(str(func), reason(func, args))
+
+    def __str__(self) -> str:
+        reorders = ", ".join(f"{n} {name}" for name, n in self.reorders.items()) or "none"
+        fallbacks = ", ".join(self.fallbacks) or "none"
+        return (
+            f"{self.convolutions} convolutions, {self.fused} operators fused into them, {self.hoisted} values computed "
+            f"once; reorders: {reorders}; fallbacks: {fallbacks}"
+        )
+
+
+# By the name of the compiled region, such as "0/0".
+GRAPHS: dict[str, Facts] = {}
+
+
+def begin() -> Facts:
+    """The facts of the graph that is being compiled."""
+    return GRAPHS.setdefault(str(torch._guards.CompileContext.current_compile_id()), Facts())

@@ -1,0 +1,147 @@
+"""The same of a compiled model: the operators that its graphs call, timed by PyTorch's profiler.
+
+What Inductor makes itself, pointwise chains and reorders fused into them, has no time of its own: it is one row a
+graph, the graph's time less that of the operators it calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+from torch_blocked.compile.facts import GRAPHS, Facts
+from torch_blocked.explain.findings import Finding, find
+from torch_blocked.explain.passes import Runner, merged, repeated
+from torch_blocked.explain.record import Call, Operand, Reorder
+from torch_blocked.explain.report import Report, Run
+
+REGION = "Torch-Compiled Region: "
+GENERATED = "Inductor's own"
+
+
+def is_compiled(model: Callable) -> bool:
+    """Whether a call of `model` runs what `torch.compile` made, of all or of a part of it."""
+    modules = model.modules() if isinstance(model, nn.Module) else []
+    return hasattr(model, "_torchdynamo_orig_callable") or any(
+        isinstance(m, OptimizedModule)
+        or m._compiled_call_impl is not None
+        or hasattr(m.forward, "_torchdynamo_orig_callable")
+        for m in modules
+    )
+
+
+def explain(runner: Runner) -> Report:
+    """The report of a compiled model; the first run may compile it."""
+    for _ in range(3):  # a graph may be compiled again for sizes that have changed
+        runner.run()
+    calls = merged(repeated(lambda: _profiled(runner)))
+    total = runner.median()
+    ran = dict.fromkeys(call.module.removeprefix("graph ") for call in calls if call.module.startswith("graph "))
+    facts = {name: GRAPHS[name] for name in ran if name in GRAPHS}
+    findings = find(calls, total)
+    for name, graph in facts.items():
+        findings += _fallbacks(f"graph {name}", graph, calls, total)
+    findings.sort(key=lambda finding: -finding.seconds)
+    lines = [f"graph {name}: {facts[name] if name in facts else 'compiled by another backend'}" for name in ran]
+    return Report(Run("compiled", total, calls, graphs=lines), findings)
+
+
+def _profiled(runner: Runner) -> list[Call]:
+    """The calls of one run; those of a graph are followed by what is left of its time."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        runner.run(torch.profiler.record_function("explained"))
+    (whole,) = [e for e in profiled.events() if e.name == "explained"]
+    calls: list[Call] = []
+    for event in whole.cpu_children:
+        if event.name.startswith(REGION):
+            calls += _graph(event)
+        elif event.name.startswith(("aten::", "torch_blocked::")):
+            calls.append(_call("(eager)", event))
+    return calls
+
+
+def _graph(region: FunctionEvent) -> list[Call]:
+    module = f"graph {region.name.removeprefix(REGION)}"
+    calls = [_call(module, event) for event in _operators(region)]
+    left = _seconds(region) - sum(call.seconds for call in calls)
+    return [*calls, Call(module, GENERATED, seconds=max(left, 0.0), why="kernels that it fused, and calls")]
+
+
+def _operators(event: FunctionEvent) -> list[FunctionEvent]:
+    """The outermost operators within an event."""
+    found = []
+    for child in event.cpu_children:
+        found += [child] if "::" in child.name else _operators(child)
+    return found
+
+
+def _seconds(event: FunctionEvent) -> float:
+    return event.time_range.elapsed_us() / 1e6
+
+
+def _call(module: str, event: FunctionEvent) -> Call:
+    namespace, _, name = event.name.partition("::")
+    call = Call(module, name, seconds=_seconds(event))
+    describe = DESCRIBE.get(name) if namespace == "torch_blocked" else None
+    if describe:
+        describe(call, event.input_shapes, event.concrete_inputs)
+    else:
+        sizes = [size for size in event.input_shapes if size and isinstance(size[0], int)]
+        call.inputs = [Operand(tuple(size), "", "plain") for size in sizes]
+        if namespace == "torch_blocked":  # of physical tensors
+            call.inputs = [Operand(tuple(size), "", "blocked", True) for size in sizes]
+    return call
+
+
+def _blocked(channels: int, size: tuple[int, ...], block: int) -> Operand:
+    padding = math.ceil(channels / block) * block / channels
+    return Operand((size[0], channels, *size[2:-1]), "float32", f"blocked by {block}", True, padding, block)
+
+
+def _convolution(call: Call, shapes: list, values: list) -> None:
+    """`torch_blocked::convolution`; what is done as it writes its answer is its algorithm here."""
+    src, blocking, weight_size, groups, block = shapes[0], values[1], values[3], values[9], values[10]
+    ic = weight_size[1] * groups
+    call.inputs = [_blocked(ic, src, block) if blocking else Operand(tuple(src), "float32", "plain")]
+    spatial = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d in zip(src[2:], weight_size[2:], values[6], values[7], values[8], strict=False)
+    ]
+    call.outputs = [_blocked(weight_size[0], (src[0], 0, *spatial, block), block)]
+    fused = [name for name, at in (("norm", 11), ("add", 13)) if shapes[at]]
+    call.algorithm = "+".join(["conv", *fused]) if fused else ""
+
+
+def _reorder(call: Call, shapes: list, values: list) -> None:
+    """`torch_blocked::reorder`, that Inductor calls."""
+    _, size, src_blocking, _, dst_blocking, *_ = values
+    padded = math.prod(
+        math.ceil(n / math.prod(dst_blocking[i + 1] for i in range(0, len(dst_blocking), 2) if dst_blocking[i] == d))
+        * math.prod(dst_blocking[i + 1] for i in range(0, len(dst_blocking), 2) if dst_blocking[i] == d)
+        for d, n in enumerate(size)
+    )
+    names = [f"{len(size)}-D by {b[-1]}" if b else "plain" for b in (src_blocking, dst_blocking)]
+    call.inputs = [Operand(tuple(size), "", names[0], bool(src_blocking))]
+    call.outputs = [Operand(tuple(size), "", names[1], bool(dst_blocking))]
+    call.reorders = [Reorder(*names, 4 * (math.prod(shapes[0]) + padded), call.seconds)]
+
+
+DESCRIBE = {"convolution": _convolution, "reorder": _reorder}
+
+
+def _fallbacks(module: str, facts: Facts, calls: list[Call], total: float) -> list[Finding]:
+    """Those that the graph was traced with; an operator that Inductor calls as a whole has a time of its own."""
+    found = []
+    for name, why in facts.fallbacks.items():
+        operator = name.split(".")[1]
+        same = [c.seconds for c in calls if c.module == module and c.operator.strip("_") == operator.strip("_")]
+        what = operator if same else f"{operator} (its time is in {GENERATED})"
+        share = sum(same) / total if total else 0.0
+        found.append(Finding("fallback", what, [module], sum(same), *why, share=share))
+    return found

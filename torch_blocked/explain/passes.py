@@ -1,0 +1,79 @@
+"""Runs of a model that leave it as it was, several of them, and medians."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Callable, Iterator
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from torch_blocked.explain.record import Call
+
+PASSES = 5  # at most, of each kind
+SECONDS = 2.0  # no pass of a kind is begun after them
+
+
+class Runner:
+    """Runs ``model(*inputs, **kwargs)`` on copies of the inputs; buffers and the random state are restored."""
+
+    def __init__(self, model: Callable, inputs: tuple, kwargs: dict) -> None:
+        self.model, self._inputs, self._kwargs = model, inputs, kwargs
+
+    def run(self, record: contextlib.AbstractContextManager | None = None) -> float:
+        """Seconds of one run, within `record`."""
+        inputs, kwargs = tree_map_only(Tensor, _copy, (self._inputs, self._kwargs))
+        with _unchanged(self.model), record or contextlib.nullcontext():
+            start = perf_counter()
+            self.model(*inputs, **kwargs)
+            return perf_counter() - start
+
+    def median(self) -> float:
+        """The median of several runs, in seconds."""
+        return statistics.median(repeated(self.run))
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_(x.requires_grad)
+
+
+@contextlib.contextmanager
+def _unchanged(model: Callable) -> Iterator[None]:
+    """Afterwards buffers and the random state are what they were."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    buffers = [(m, dict(m._buffers)) for m in modules]
+    values = [(b, b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            for module, held in buffers:
+                module._buffers.clear()
+                module._buffers.update(held)
+            for buffer, value in values:
+                if not torch.equal(buffer, value):
+                    with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                        buffer.copy_(value)
+
+
+def repeated(run: Callable[[], object]) -> list:
+    """What `run` answers, up to `PASSES` times within `SECONDS`, once at least."""
+    found, end = [run()], perf_counter() + SECONDS
+    while len(found) < PASSES and perf_counter() < end:
+        found.append(run())
+    return found
+
+
+def merged(passes: list[list[Call]]) -> list[Call]:
+    """The calls of the first pass with the median times of the others, of those that made the same calls."""
+    first, *others = passes
+    same = [p for p in others if [(c.module, c.operator) for c in p] == [(c.module, c.operator) for c in first]]
+    for i, call in enumerate(first if same else []):
+        call.seconds = statistics.median(p[i].seconds for p in same)
+        for j, reorder in enumerate(call.reorders):
+            if reorder.seconds is not None and all(len(p[i].reorders) > j for p in same):
+                reorder.seconds = statistics.median(p[i].reorders[j].seconds for p in same)
+    return first

@@ -1,0 +1,235 @@
+"""The report: the verdict first, then a table of what ran, and totals."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch_blocked import library
+from torch_blocked.explain.findings import WORTH, Finding, is_wasteful
+from torch_blocked.explain.record import Call
+
+WIDTH = 100
+FOLDED = 0.005  # rows below this share of the time are left out, where there is nothing to say of them
+
+# Heading, width (negative: to the left).
+COLUMNS = (
+    ("module", -21), ("operator", -18), ("format", -18), ("size", -15), ("algorithm", -12), ("ms", 7), ("%", 5),
+)  # fmt: skip
+
+
+@dataclass
+class Run:
+    """What was measured.
+
+    Attributes:
+        how: "eager" or "compiled".
+        seconds: the median of whole runs, not recorded.
+        calls: the operators' calls in order.
+        peak_bytes: the most that tensors made in a run held at one time; None where it was not followed.
+        graphs: of a compiled model, a line of facts about each graph.
+    """
+
+    how: str
+    seconds: float
+    calls: list[Call]
+    peak_bytes: int | None = None
+    graphs: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """What `torch_blocked.explain` found: print it, or take `to_dict`, `plot`, or a notebook's display.
+
+    Attributes:
+        run: what was measured, `run.calls` the calls of operators.
+        findings: what can be mended, the dearest first; the verdict has those worth a hundredth of the time.
+    """
+
+    run: Run
+    findings: list[Finding]
+    packed_weights_bytes: int = field(default_factory=library.packed_weights_bytes)
+    cached_bytes: int = field(default_factory=library.cached_bytes)
+
+    @property
+    def verdict(self) -> str:
+        """What it comes to: a line of costs, then one a finding; "nothing to mend" where there is none."""
+        if not any(call.is_blocked for call in self.run.calls):
+            return self._plain_verdict()
+        worth = [f for f in self.findings if f.share >= WORTH]
+        totals = self.totals()
+        costs = [
+            f"{count(totals[key]['count'], name)} cost {totals[key]['ms'] / self._ms:.1%}"
+            for key, name in (("reorders", "reorder"), ("fallbacks", "fallback"))
+            if totals[key]["count"]
+        ]
+        head = "; ".join(costs) or "no reorders, no fallbacks"
+        if not worth:
+            return f"{head}: nothing to mend."
+        return "\n".join([f"{head}. To mend:", *map(sentence, worth)])
+
+    def _plain_verdict(self) -> str:
+        convolutions = [call for call in self.run.calls if call.is_convolution]
+        if not convolutions:
+            return "No tensor is blocked, and there is no convolution: nothing to mend."
+        seconds = sum(call.seconds for call in convolutions)
+        remedy = 'torch.compile(model, backend="torch_blocked")' if self.run.how == "compiled" else "model.to(tb.blocked)"
+        return (
+            f"No tensor is blocked. {remedy} makes its {count(len(convolutions), 'convolution')} "
+            f"({seconds * 1e3 / self._ms:.0%} of the time) blocked where they are float32."
+        )
+
+    @property
+    def _ms(self) -> float:
+        return self.run.seconds * 1e3
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """Reorders, fallbacks, convolutions and calls -> their number ("count") and milliseconds ("ms")."""
+        calls = self.run.calls
+        reorders = [r for call in calls for r in call.reorders]
+        parts = {
+            "calls": [call.seconds for call in calls],
+            "convolutions": [call.seconds for call in calls if call.is_convolution],
+            "fallbacks": [call.seconds for call in calls if call.fallback],
+            "reorders": [r.seconds or 0.0 for r in reorders],
+        }
+        found = {name: {"count": len(part), "ms": 1e3 * sum(part)} for name, part in parts.items()}
+        found["reorders"]["bytes"] = sum(r.nbytes for r in reorders)
+        return found
+
+    def to_dict(self) -> dict[str, object]:
+        """Everything as dicts, lists, numbers and strings, which `json.dumps` takes. Times are in seconds or ms."""
+        return {
+            "verdict": self.verdict,
+            "how": self.run.how,
+            "ms": self._ms,
+            "totals": self.totals(),
+            "findings": [dataclasses.asdict(f) for f in self.findings],
+            "graphs": self.run.graphs,
+            "calls": [self._call_as_dict(call) for call in self.run.calls],
+            "peak_bytes": self.run.peak_bytes,
+            "packed_weights_bytes": self.packed_weights_bytes,
+            "cached_bytes": self.cached_bytes,
+        }
+
+    def _call_as_dict(self, call: Call) -> dict[str, object]:
+        row = dataclasses.asdict(call)
+        for name in ("inputs", "outputs"):
+            row[name] = [x._asdict() for x in getattr(call, name)]
+        row["fallback"] = call.fallback._asdict() if call.fallback else None
+        row["share"] = self.share(call)
+        return row
+
+    def share(self, call: Call) -> float:
+        """The part of the whole time that a call took."""
+        return call.seconds / self.run.seconds if self.run.seconds else 0.0
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, whole: bool = False) -> str:
+        """The report as text, 100 columns wide; `whole`: with the rows that take next to no time."""
+        verdict = [part for line in self.verdict.splitlines() for part in wrapped(line)]
+        rows = [call for call in self.run.calls if whole or self.is_notable(call)]
+        lines = [*verdict, "", " ".join(align(name, width) for name, width in COLUMNS)]
+        for call in rows:
+            cells = zip(self.cells(call), COLUMNS, strict=True)
+            lines.append(" ".join(align(text, width) for text, (_, width) in cells))
+            lines += [part for note in notes(call) for part in wrapped(note, "    ")]
+        left = [call for call in self.run.calls if call not in rows]
+        if left:
+            ms = 1e3 * sum(call.seconds for call in left)
+            lines.append(f"... and {count(len(left), 'call')} of {ms:.3f} ms in all: report.table(whole=True)")
+        return "\n".join([*lines, "", *self.summary()])
+
+    def is_notable(self, call: Call) -> bool:
+        """Whether a call takes its part of the time, or has something to say."""
+        if call.fallback or self.share(call) >= FOLDED:
+            return True
+        return sum(r.seconds or 0.0 for r in call.reorders) >= FOLDED * self.run.seconds > 0
+
+    def cells(self, call: Call) -> list[str]:
+        """The texts of a row, one a column."""
+        module = call.module if len(call.module) <= 21 else "…" + call.module[-20:]
+        size = "x".join(map(str, call.outputs[0].size)) if call.outputs else ""
+        by = "fallback" if call.fallback else call.algorithm
+        return [module, call.operator, formats(call), size, by, f"{1e3 * call.seconds:.3f}", f"{self.share(call):.1%}"]
+
+    def summary(self) -> list[str]:
+        """The lines after the table."""
+        totals = self.totals()
+        lines = [f"{self.run.how}: {self._ms:.3f} ms a run, of it {totals['calls']['ms']:.3f} ms in operators"]
+        lines += [
+            f"{part['count']} {name}: {part['ms']:.3f} ms, {part['ms'] / self._ms:.1%}"
+            + (f", {megabytes(part['bytes'])} read and written" if "bytes" in part else "")
+            for name, part in totals.items()
+            if name != "calls" and self._ms
+        ]
+        lines += self.run.graphs
+        if self.run.peak_bytes is not None:
+            lines.append(f"peak memory of tensors made in a run: {megabytes(self.run.peak_bytes)}")
+        lines.append(
+            f"in this process: packed weights {megabytes(self.packed_weights_bytes)}, "
+            f"freed outputs kept for reuse {megabytes(self.cached_bytes)}"
+        )
+        return lines
+
+    def _repr_html_(self) -> str:
+        from torch_blocked.explain.html import page
+
+        return page(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Draws the calls along the time, coloured by what they are, into a file that matplotlib can write.
+
+        Raises: ImportError where matplotlib is not installed.
+        """
+        from torch_blocked.explain.plot import draw
+
+        draw(self, path)
+
+
+def sentence(finding: Finding) -> str:
+    """A finding as one line."""
+    modules = [m or "the model's own forward" for m in finding.modules]
+    where = ", ".join(modules[:3]) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+    cost = f"{'at most ' if finding.at_most else ''}{1e3 * finding.seconds:.3f} ms, {finding.share:.1%}"
+    return f"- {finding.kind} in {where} ({cost}): {finding.what}: {finding.why}; {finding.remedy}."
+
+
+def formats(call: Call) -> str:
+    """The format of what comes in and of what goes out; one where they are the same."""
+    src, dst = (x[0].format if x else "" for x in (call.inputs, call.outputs))
+    return src if src == dst or not dst else f"{src} -> {dst}"
+
+
+def notes(call: Call) -> list[str]:
+    """What there is to say of a call, a line each."""
+    lines = [f"{call.fallback.why}; {call.fallback.remedy}"] if call.fallback else []
+    for r in call.reorders:
+        speed = f" in {1e3 * r.seconds:.3f} ms, {r.nbytes / r.seconds / 1e9:.1f} GB/s" if r.seconds else " within"
+        lines.append(f"reorder {r.src} -> {r.dst}, {megabytes(r.nbytes)}{speed}")
+    for x in [x for x in call.outputs[:1] if is_wasteful(x)]:
+        lines.append(f"{x.size[1]} channels in blocks of {x.block}: {x.padding:.1f}x as large")
+    return lines
+
+
+def align(text: str, width: int) -> str:
+    """A cell, cut where it is too long."""
+    text = text if len(text) <= abs(width) else text[: abs(width) - 1] + "…"
+    return text.ljust(-width) if width < 0 else text.rjust(width)
+
+
+def wrapped(line: str, indent: str = "") -> list[str]:
+    """A line in parts of `WIDTH`, those after the first indented further."""
+    return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.3g} MB" if nbytes >= 1e4 else f"{nbytes} bytes"
