@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -12,6 +13,8 @@ import numpy
 import pytest
 import torch
 
+import torch_blocked as tb
+from torch_blocked import reference
 from torch_blocked.dispatch.table import markdown_table
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +95,17 @@ def test_train_ddp_without_torchrun():
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_readme(block):
     exec("import torch\nimport torch_blocked as tb\n" + "\n".join(BLOCKS[: block + 1]), {})
+
+
+def test_the_reference_is_that_of_the_docstrings():
+    assert (ROOT / "docs" / "reference.md").read_text() == reference.markdown() + "\n", (
+        "python -m torch_blocked reference"
+    )
+
+
+def test_every_public_name_is_described():
+    undescribed = [name for name in tb.__all__ if not inspect.getdoc(getattr(tb, name))]
+    assert undescribed == []
 
 
 def test_readme_lists_the_operators():

@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_blocked info | operators | show | bench conv|reorder|pool|model|train``."""
+"""The command line: ``python -m torch_blocked`` and one of `COMMANDS`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
+from torch_blocked import reference
 from torch_blocked.benchmark import conv, machine, model, pool, reorder, train
 from torch_blocked.benchmark.report import UsageError
 from torch_blocked.dispatch.table import markdown_table
@@ -32,9 +33,15 @@ def operators(args: argparse.Namespace) -> None:
     print(markdown_table())
 
 
+def api_reference(args: argparse.Namespace) -> None:
+    """Prints docs/reference.md."""
+    print(reference.markdown())
+
+
 COMMANDS = {
     "info": Command("versions, CPU, caches, ISA tier, block, threads", lambda parser: None, info),
     "operators": Command("which operators run blocked, as a Markdown table", lambda parser: None, operators),
+    "reference": Command("the API reference from the docstrings, as Markdown", lambda parser: None, api_reference),
     "show": Command("how a format lies in memory, as text or SVG", show.add_arguments, show.run),
     "bench conv": Command("convolutions against F.conv2d and oneDNN's operator", conv.add_arguments, conv.run),
     "bench reorder": Command("reorders against memcpy and .contiguous()", reorder.add_arguments, reorder.run),
