@@ -6,13 +6,13 @@ No operator lives here: see dispatch/.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 
-from torch_blocked import library
+from torch_blocked import library, printing
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
@@ -36,7 +36,6 @@ class BlockedTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    @torch._dynamo.decorators.skip  # seen between the breaks of a compiled function, and cannot be traced
     def __new__(
         cls: type, physical: Tensor, blocking: Blocking, size: torch.Size, requires_grad: bool = False
     ) -> BlockedTensor:
@@ -79,13 +78,7 @@ class BlockedTensor(Tensor):
         )
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        values = repr(self.detach().to_dense()).removeprefix("tensor(").removesuffix(")")
-        values = re.sub(r", size=\([^)]*\)", "", values)  # of empty and meta tensors; said below
-        grad = f", grad_fn=<{self.grad_fn.name()}>" if self.grad_fn else ", requires_grad=True" * self.requires_grad
-        return (
-            f"BlockedTensor({values}, size={tuple(self.shape)}, format={self.format.tag}, "
-            f"padded_dims={self._blocking.padded(tuple(self.shape))}{grad})"
-        )
+        return printing.describe(self)
 
     # ---- the way back: what PyTorch would answer from the reported strides
 
@@ -164,9 +157,35 @@ class BlockedTensor(Tensor):
         whole[index] = value
         self.copy_(whole)
 
-    def __dlpack__(self, **kwargs: object) -> object:
-        """A capsule of a dense copy: DLPack has no blocks."""
-        return self.to_dense().__dlpack__(**kwargs)
+    def numpy(self, *, force: bool = False) -> object:
+        """As `Tensor.numpy`, of a dense copy. Read-only, for a write would be lost; with `force`, writable."""
+        return self.detach().to_dense().numpy(force=True) if force else self.__array__()
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
+        if copy is False:
+            raise ValueError("a blocked tensor becomes an array by a copy only; y.physical.numpy() shares memory")
+        dense = self._to_export().numpy()
+        array = dense if dtype is None else dense.astype(dtype, copy=False)
+        array.flags.writeable = bool(copy) or array is not dense
+        return array
+
+    def tolist(self) -> list:
+        """As `Tensor.tolist`."""
+        return self.detach().to_dense().tolist()
+
+    def __dlpack__(self, *, copy: bool | None = None, **kwargs: object) -> object:
+        """A capsule of a dense copy: DLPack has no blocks.
+
+        Raises: BufferError where `copy` is False, or the tensor requires a gradient.
+        """
+        if copy is False:
+            raise BufferError("a blocked tensor is exported by a copy only; y.physical shares memory")
+        return self._to_export().__dlpack__(**kwargs)
+
+    def _to_export(self) -> Tensor:
+        """The plain copy; it requires a gradient where this tensor does, `no_grad` or not, and is refused for that."""
+        dense = self.to_dense()
+        return dense.requires_grad_() if self.requires_grad else dense
 
     def __dlpack_device__(self) -> tuple:
         return self._physical.__dlpack_device__()
@@ -226,6 +245,13 @@ class BlockedTensor(Tensor):
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
+
+
+# What `torch._dynamo.decorators.skip` does, without the second that its import takes: `__new__` is seen between the
+# breaks of a compiled function, and cannot be traced.
+_SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+eval_frame.set_code_exec_strategy(BlockedTensor.__new__.__code__, _SKIP)
+BlockedTensor.__new__._torchdynamo_disable = True
 
 
 def _rebuild(
