@@ -32,6 +32,7 @@ class BlockedTensor(Tensor):
 
     _physical: Tensor
     _blocking: Blocking
+    _storage: torch.UntypedStorage | None = None
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -149,6 +150,12 @@ class BlockedTensor(Tensor):
         """The address of the physical tensor's first element."""
         return self._physical.data_ptr()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """An empty storage, this tensor's own: torch.compile asks for one to tell tensors apart."""
+        if self._storage is None:
+            self._storage = torch.UntypedStorage(0, device=self.device)
+        return self._storage
+
     def __setitem__(self, index: object, value: object) -> None:
         """Writes a part. The parts of a blocked tensor are not all views, so the written whole is copied back."""
         whole = self.to_dense()
@@ -164,9 +171,10 @@ class BlockedTensor(Tensor):
     def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
         if copy is False:
             raise ValueError("a blocked tensor becomes an array by a copy only; y.physical.numpy() shares memory")
-        dense = self._to_export().numpy()
+        dense = self.to_dense().numpy()
         array = dense if dtype is None else dense.astype(dtype, copy=False)
-        array.flags.writeable = bool(copy) or array is not dense
+        if array is dense and not copy:
+            array.flags.writeable = False
         return array
 
     def tolist(self) -> list:
@@ -180,12 +188,8 @@ class BlockedTensor(Tensor):
         """
         if copy is False:
             raise BufferError("a blocked tensor is exported by a copy only; y.physical shares memory")
-        return self._to_export().__dlpack__(**kwargs)
-
-    def _to_export(self) -> Tensor:
-        """The plain copy; it requires a gradient where this tensor does, `no_grad` or not, and is refused for that."""
-        dense = self.to_dense()
-        return dense.requires_grad_() if self.requires_grad else dense
+        dense = self.to_dense()  # refused where it requires a gradient, under `no_grad` too, as PyTorch does
+        return (dense.requires_grad_() if self.requires_grad else dense).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple:
         return self._physical.__dlpack_device__()
