@@ -30,14 +30,12 @@ __attribute__((visibility("default"))) void torch_blocked_share_version(void* te
   if (!impl->is_inference() && !counted->is_inference()) impl->set_version_counter(counted->version_counter());
 }
 
-// A wrapper subclass has a storage without bytes; code that does not know reads address 0. From here on it gets an
-// error. Its versions are those of the physical tensor.
+// A wrapper subclass has a storage without bytes; code that does not know uses address 0. From here on it has none, and
+// what asks for the bytes gets an error. (Only the storage's data removed, the profiler would get one at every
+// operator: it looks at the address of what has a storage.) Its versions are those of the physical tensor.
 __attribute__((visibility("default"))) void torch_blocked_wrap(void* wrapper, void* physical) {
-  static_cast<c10::TensorImpl*>(wrapper)
-      ->unsafe_storage()
-      .unsafeGetStorageImpl()
-      ->release_data_and_set_meta_custom_data_ptr_error_msg_(
-          "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
+  static_cast<c10::TensorImpl*>(wrapper)->release_storage_and_set_meta_custom_data_ptr_error_msg_(
+      "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
   torch_blocked_share_version(wrapper, physical);
 }
 

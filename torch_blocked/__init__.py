@@ -9,6 +9,7 @@ x.to(tb.blocked)          # a BlockedTensor in the fastest format for this CPU
 from torch_blocked import dispatch as _dispatch
 from torch_blocked import distributed as _distributed  # noqa: F401 - what it registers on import
 from torch_blocked import formats as _formats
+from torch_blocked.checkpoint import dense_state_dict
 from torch_blocked.counting import Counters, count, counters, reset_counters
 from torch_blocked.dispatch.convolution import Algorithm, algorithm
 from torch_blocked.dispatch.fallback import FallbackWarning
@@ -37,6 +38,7 @@ __all__ = [
     "blocked",
     "count",
     "counters",
+    "dense_state_dict",
     "empty_cache",
     "explain",
     "fallback",

@@ -39,6 +39,14 @@ class FormatLike:
         kwargs = {k: v for k, v in kwargs.items() if v is not formats[0]}
         return handler(formats[0], func, rest, kwargs)
 
+    def __fx_create_arg__(self, tracer: torch.fx.Tracer) -> torch.fx.Node:
+        # In a graph of torch.fx arguments are plain values: a call makes the format from those.
+        maker, arguments = self._made_by()
+        return tracer.create_node("call_function", maker, arguments, {})
+
+    def _made_by(self) -> tuple[Callable, tuple]:
+        return type(self), ()
+
     def resolve(self, size: torch.Size) -> Format | None:
         """The format of a tensor of this logical size; None where the tensor stays as it is."""
         raise NotImplementedError
@@ -72,8 +80,10 @@ class Format(FormatLike):
     def __hash__(self) -> int:
         return hash((self.order, self.blocking))
 
-    def __reduce__(self) -> tuple:
+    def _made_by(self) -> tuple[Callable, tuple]:
         return format, (self.tag,)
+
+    __reduce__ = _made_by
 
     @property
     def is_plain(self) -> bool:

@@ -32,13 +32,19 @@ def reorder_physical(
 ) -> Tensor:
     """The physical tensor of another format of the same logical tensor; always a copy, never differentiable."""
     start = perf_counter()
-    if type(src) in _EAGER and src.device.type == "cpu" and not src.is_quantized:
+    if type(src) in _EAGER and src.device.type == "cpu" and src.layout is torch.strided and not src.is_quantized:
         with torch._C._AutoDispatchBelowAutograd():  # the operator's own autograd costs more than a small reorder
             dst = library.reorder_op(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
     else:
+        check_strided(src)
         dst = equivalents.reorder_aten(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
     counting.record_reorder(src_blocking, blocking, src, dst, perf_counter() - start)
     return dst
+
+
+def check_strided(x: Tensor) -> None:
+    if x.layout != torch.strided:
+        raise RuntimeError(f"blocked formats hold dense tensors, got layout {x.layout}: call .to_dense() first")
 
 
 def to_plain(x: Tensor, order: tuple[int, ...] | None = None) -> Tensor:
@@ -104,11 +110,22 @@ class ToFormat(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
-        ctx.was_blocked = isinstance(inputs[0], BlockedTensor)
+        x, *ctx.format = inputs
+        ctx.was_blocked = isinstance(x, BlockedTensor)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
         return (grad if ctx.was_blocked else to_dense(grad)), None, None
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, *_: None) -> Tensor:  # noqa: ANN001
+        return ToFormat.apply(tangent, *ctx.format)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, x: Tensor, order: tuple, blocks: tuple) -> tuple[Tensor, int]:  # noqa: ANN001
+        order = (0, *(axis + 1 for axis in order))  # the axis of the examples comes first, not blocked
+        blocks = tuple((axis + 1, size) for axis, size in blocks)
+        return ToFormat.apply(x.movedim(in_dims[0], 0), order, blocks), 0
 
 
 class ViewBlocked(torch.autograd.Function):
@@ -128,9 +145,23 @@ class ViewBlocked(torch.autograd.Function):
         return to_dense(grad), None
 
 
-@torch._dynamo.allow_in_graph
 def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
     """`ToFormat` as torch.compile takes it: a call with plain arguments, its inside not looked at."""
+    if torch.compiler.is_dynamo_compiling():
+        _allow_in_graph()
+    return _reorder_in_graph(x, order, blocks, copy)
+
+
+def _allow_in_graph() -> bool:
+    """Marks what torch.compile is not to look into, when it is about to: the mark needs its import, a second long."""
+    torch._dynamo.allow_in_graph(_reorder_in_graph)
+    return True
+
+
+_allow_in_graph._dynamo_marked_constant = True  # called while tracing, as by `torch.compiler.assume_constant_result`
+
+
+def _reorder_in_graph(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
     if not copy and is_in_format(x, format_of(order, blocks)):
         return x
     return ToFormat.apply(x, order, blocks)
@@ -141,8 +172,9 @@ def convert_format(x: Tensor, fmt: FormatLike, copy: bool = False) -> Tensor:
 
     Raises: ValueError for a format of another rank, RuntimeError for a layout that has no strides.
     """
-    if x.layout != torch.strided:
-        raise RuntimeError(f"blocked formats hold dense tensors, got layout {x.layout}: call .to_dense() first")
+    if x.layout == torch._mkldnn:
+        x = x.to_dense()
+    check_strided(x)
     resolved = fmt.resolve(x.shape)
     if resolved is None:
         return x.clone() if copy else x

@@ -6,13 +6,13 @@ No operator lives here: see dispatch/.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 
-from torch_blocked import library
+from torch_blocked import library, printing
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
@@ -32,11 +32,11 @@ class BlockedTensor(Tensor):
 
     _physical: Tensor
     _blocking: Blocking
+    _storage: torch.UntypedStorage | None = None
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    @torch._dynamo.decorators.skip  # seen between the breaks of a compiled function, and cannot be traced
     def __new__(
         cls: type, physical: Tensor, blocking: Blocking, size: torch.Size, requires_grad: bool = False
     ) -> BlockedTensor:
@@ -85,13 +85,7 @@ class BlockedTensor(Tensor):
         )
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        values = repr(self.detach().to_dense()).removeprefix("tensor(").removesuffix(")")
-        values = re.sub(r", size=\([^)]*\)", "", values)  # of empty and meta tensors; said below
-        grad = f", grad_fn=<{self.grad_fn.name()}>" if self.grad_fn else ", requires_grad=True" * self.requires_grad
-        return (
-            f"BlockedTensor({values}, size={tuple(self.shape)}, format={self.format.tag}, "
-            f"padded_dims={self._blocking.padded(tuple(self.shape))}{grad})"
-        )
+        return printing.describe(self)
 
     # ---- the way back: what PyTorch would answer from the reported strides
 
@@ -162,6 +156,12 @@ class BlockedTensor(Tensor):
         """The address of the physical tensor's first element."""
         return self._physical.data_ptr()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """An empty storage, this tensor's own: torch.compile asks for one to tell tensors apart."""
+        if self._storage is None:
+            self._storage = torch.UntypedStorage(0, device=self.device)
+        return self._storage
+
     def __setitem__(self, index: object, value: object) -> None:
         """Writes a part. The parts of a blocked tensor are not all views, so the written whole is copied back."""
         whole = self.to_dense()
@@ -170,9 +170,32 @@ class BlockedTensor(Tensor):
         whole[index] = value
         self.copy_(whole)
 
-    def __dlpack__(self, **kwargs: object) -> object:
-        """A capsule of a dense copy: DLPack has no blocks."""
-        return self.to_dense().__dlpack__(**kwargs)
+    def numpy(self, *, force: bool = False) -> object:
+        """As `Tensor.numpy`, of a dense copy. Read-only, for a write would be lost; with `force`, writable."""
+        return self.detach().to_dense().numpy(force=True) if force else self.__array__()
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> object:
+        if copy is False:
+            raise ValueError("a blocked tensor becomes an array by a copy only; y.physical.numpy() shares memory")
+        dense = self.to_dense().numpy()
+        array = dense if dtype is None else dense.astype(dtype, copy=False)
+        if array is dense and not copy:
+            array.flags.writeable = False
+        return array
+
+    def tolist(self) -> list:
+        """As `Tensor.tolist`."""
+        return self.detach().to_dense().tolist()
+
+    def __dlpack__(self, *, copy: bool | None = None, **kwargs: object) -> object:
+        """A capsule of a dense copy: DLPack has no blocks.
+
+        Raises: BufferError where `copy` is False, or the tensor requires a gradient.
+        """
+        if copy is False:
+            raise BufferError("a blocked tensor is exported by a copy only; y.physical shares memory")
+        dense = self.to_dense()  # refused where it requires a gradient, under `no_grad` too, as PyTorch does
+        return (dense.requires_grad_() if self.requires_grad else dense).__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple:
         return self._physical.__dlpack_device__()
@@ -233,6 +256,13 @@ class BlockedTensor(Tensor):
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
+
+
+# What `torch._dynamo.decorators.skip` does, without the second that its import takes: `__new__` is seen between the
+# breaks of a compiled function, and cannot be traced.
+_SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+eval_frame.set_code_exec_strategy(BlockedTensor.__new__.__code__, _SKIP)
+BlockedTensor.__new__._torchdynamo_disable = True
 
 
 def _rebuild(

@@ -132,6 +132,7 @@ def _are_for_kernels(x: Tensor, weight: Tensor, bias: Tensor | None, src: torch.
         and x.dtype is torch.float32
         and weight.dtype is torch.float32
         and x.is_cpu
+        and x.layout is torch.strided
         and 0 not in wei
         and 0 not in src[1:]
         and (bias is None or bias.dtype is torch.float32)

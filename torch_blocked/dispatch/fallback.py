@@ -6,6 +6,7 @@ Same answer, counted, and by the user's choice silent, a warning once per operat
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -95,23 +96,30 @@ def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:
                 plain[id(x)] = dense = reorder.to_plain(x)
                 blocked[id(dense)] = x
             return plain[id(x)]
-        if isinstance(x, (list, tuple)):
-            return type(x)(map(to_plain, x)) if type(x) in (list, tuple) else x
         return x
 
     with lazy_bits():
-        result = func(*map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
+        result = func(*map_nested(to_plain, args), **{k: map_nested(to_plain, v) for k, v in kwargs.items()})
     written = [x for x in written_arguments(func, args, kwargs) if isinstance(x, BlockedTensor)]
     for x in written:
         _write_back(func, x, plain[id(x)])
 
     def to_blocked(out: object) -> object:
-        if isinstance(out, (list, tuple)):
-            return type(out)(map(to_blocked, out)) if type(out) in (list, tuple) else out
         x = blocked.get(id(out))
         return x if x is not None and any(x is w for w in written) else out
 
-    return to_blocked(result)
+    return map_nested(to_blocked, result)
+
+
+def map_nested(function: Callable[[object], object], x: object) -> object:
+    """`function` of `x`, or of each element of a list or tuple, however nested.
+
+    A closure that called itself would do, but it is a reference cycle: the tensors that it knows would live until the
+    garbage collector runs.
+    """
+    if type(x) in (list, tuple):
+        return type(x)([map_nested(function, v) for v in x])
+    return function(x)
 
 
 def written_arguments(func: OpOverload, args: tuple, kwargs: dict) -> list[object]:

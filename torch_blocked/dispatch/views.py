@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import library, reorder
 from torch_blocked.dispatch import traced_views
-from torch_blocked.dispatch.fallback import assign, written_arguments
+from torch_blocked.dispatch.fallback import assign, map_nested, written_arguments
 from torch_blocked.dispatch.registry import Handler, handle_first, register_view_rule
 from torch_blocked.tensor import BlockedTensor
 
@@ -49,6 +49,8 @@ def _as_view(x: BlockedTensor, result: object) -> object:
         return result
     # The autograd engine's own views are not written to, and become gradients; fake tensors have no bytes.
     if type(result) is not Tensor or type(base) not in _EAGER or _is_called_by_the_engine():
+        return result
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
         return result
     if _shares_bytes(x, result) or result.numel() == 0:
         return result
@@ -141,28 +143,29 @@ class CopiedView(Tensor):
             if isinstance(x, CopiedView):
                 mine[id(x._plain)] = x
                 return x.current()
-            return type(x)(map(to_plain, x)) if type(x) in (list, tuple) else x
+            return x
 
-        result = func(*map(to_plain, args), **{k: to_plain(v) for k, v in kwargs.items()})
+        result = func(*map_nested(to_plain, args), **{k: map_nested(to_plain, v) for k, v in kwargs.items()})
         written = [x for x in written_arguments(func, args, kwargs) if isinstance(x, CopiedView)]
         for x in written:
             x._copy.write()
 
         def to_view(out: object) -> object:
-            if isinstance(out, (list, tuple)):
-                return type(out)(map(to_view, out))
             if id(out) in mine and written:
                 return mine[id(out)]
             return CopiedView.of(out, args[0]._copy) if is_view and type(out) is Tensor else out
 
         is_view = func.is_view and isinstance(args[0], CopiedView)
-        return to_view(result)
+        return map_nested(to_view, result)
 
     # ---- what PyTorch answers for its own class only
 
     def numpy(self, *, force: bool = False) -> object:
         """As `Tensor.numpy`: the copy's elements."""
         return self.detach().current().numpy(force=force)
+
+    def __dlpack__(self, **kwargs: object) -> object:
+        return self.detach().current().requires_grad_(self.requires_grad).__dlpack__(**kwargs)
 
     def tolist(self) -> object:
         """As `Tensor.tolist`."""

@@ -1,0 +1,48 @@
+"""Checkpoints that need torch_blocked no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from torch_blocked.reorder import to_plain
+
+
+def dense_state_dict(source: torch.nn.Module | torch.optim.Optimizer | Mapping) -> dict:
+    """The state dict of a model or optimizer with plain, contiguous tensors only: it loads without torch_blocked.
+
+    Same keys, shapes and dtypes, in the same order. What was blocked or otherwise strided is copied; the rest shares
+    memory, as in `state_dict()`. A tensor that occurs twice (tied weights) is one tensor in the answer, too.
+
+    Args: a `torch.nn.Module`, whatever else has a `state_dict()`, or such a dict. Raises TypeError for anything else.
+    """
+    if isinstance(source, torch.nn.Module):
+        state = source.state_dict(keep_vars=True)  # the parameters themselves: tied ones are one object
+    elif isinstance(source, Mapping):
+        state = source
+    elif callable(getattr(source, "state_dict", None)):
+        state = source.state_dict()
+    else:
+        raise TypeError(
+            f"dense_state_dict takes a module, an optimizer or a state dict, got {type(source).__name__}; "
+            "a single tensor has .to_dense()"
+        )
+    return _dense(state, {})
+
+
+def _dense(x: object, done: dict[int, Tensor]) -> object:
+    """`x` with each tensor in it plain; `done` holds the answers for the tensors seen, by their identity."""
+    if isinstance(x, Tensor):
+        if id(x) not in done:
+            done[id(x)] = to_plain(x.detach()).contiguous() if x.layout == torch.strided else x.detach()
+        return done[id(x)]
+    if isinstance(x, Mapping):
+        state = type(x)((key, _dense(value, done)) for key, value in x.items())
+        if hasattr(x, "_metadata"):  # the versions of the modules, which load_state_dict asks for
+            state._metadata = x._metadata
+        return state
+    if type(x) in (list, tuple):
+        return type(x)([_dense(value, done) for value in x])
+    return x
