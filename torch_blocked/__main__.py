@@ -1,4 +1,4 @@
-"""The command line: ``python -m torch_blocked info | operators | bench conv|reorder|pool|train``."""
+"""The command line: ``python -m torch_blocked info | operators | explain | bench conv|reorder|pool|train``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 from torch_blocked.benchmark import conv, machine, pool, reorder, train
 from torch_blocked.benchmark.report import UsageError
 from torch_blocked.dispatch.table import markdown_table
+from torch_blocked.explain import command_line
 
 
 class Command(NamedTuple):
@@ -21,8 +22,8 @@ class Command(NamedTuple):
 
 
 def info(args: argparse.Namespace) -> None:
-    """Prints versions, CPU, caches, ISA tier, block and threads, a line each."""
-    for name, value in machine.describe().items():
+    """Prints versions, CPU, caches, ISA tier, block, threads and what a faster tier would need, a line each."""
+    for name, value in {**machine.describe(), "faster tier": machine.faster_tier()}.items():
         print(f"{name:14s} {value}")
 
 
@@ -34,6 +35,7 @@ def operators(args: argparse.Namespace) -> None:
 COMMANDS = {
     "info": Command("versions, CPU, caches, ISA tier, block, threads", lambda parser: None, info),
     "operators": Command("which operators run blocked, as a Markdown table", lambda parser: None, operators),
+    "explain": Command("what a model ran, what it cost, what to mend", command_line.add_arguments, command_line.run),
     "bench conv": Command("convolutions against F.conv2d and oneDNN's operator", conv.add_arguments, conv.run),
     "bench reorder": Command("reorders against memcpy and .contiguous()", reorder.add_arguments, reorder.run),
     "bench pool": Command("pooling and up-sampling against F on plain tensors", pool.add_arguments, pool.run),

@@ -7,22 +7,25 @@ graph, the graph's time less that of the operators it calls.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from typing import NamedTuple
 
-import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from torch_blocked.compile.facts import GRAPHS, Facts
 from torch_blocked.explain.findings import Finding, find
-from torch_blocked.explain.passes import Runner, merged, repeated
+from torch_blocked.explain.passes import Runner, merged
 from torch_blocked.explain.record import Call, Operand, Reorder
 from torch_blocked.explain.report import Report, Run
 
-REGION = "Torch-Compiled Region: "
+RUN = "torch_blocked.explain"
+REGION, GRAPH = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
 GENERATED = "Inductor's own"
+OTHERWISE = "compiled by another backend, which does not tell its fallbacks and fused reorders"
 
 
 def is_compiled(model: Callable) -> bool:
@@ -40,34 +43,45 @@ def explain(runner: Runner) -> Report:
     """The report of a compiled model; the first run may compile it."""
     for _ in range(3):  # a graph may be compiled again for sizes that have changed
         runner.run()
-    calls = merged(repeated(lambda: _profiled(runner)))
-    total = runner.median()
-    ran = dict.fromkeys(call.module.removeprefix("graph ") for call in calls if call.module.startswith("graph "))
-    facts = {name: GRAPHS[name] for name in ran if name in GRAPHS}
-    findings = find(calls, total)
-    for name, graph in facts.items():
-        findings += _fallbacks(f"graph {name}", graph, calls, total)
-    findings.sort(key=lambda finding: -finding.seconds)
-    lines = [f"graph {name}: {facts[name] if name in facts else 'compiled by another backend'}" for name in ran]
-    return Report(Run("compiled", total, calls, graphs=lines), findings)
+    total, _ = runner.passes(list)
+    passes = _profiled(runner)
+    calls, graphs = merged([p.calls for p in passes]), passes[0].graphs
+    lines = [f"{module}: {GRAPHS.get(key, OTHERWISE)}" for module, key in graphs.items()]
+    run = Run("compiled", total, calls, graphs=lines)
+    facts = {module: GRAPHS[key] for module, key in graphs.items() if key in GRAPHS}
+    untimed = [finding for module, graph in facts.items() for finding in _fallbacks(module, graph, calls, run.whole)]
+    return Report(run, sorted(find(calls, run.whole) + untimed, key=lambda finding: -finding.seconds))
 
 
-def _profiled(runner: Runner) -> list[Call]:
-    """The calls of one run; those of a graph are followed by what is left of its time."""
+class Pass(NamedTuple):
+    """One profiled run: its calls, and the names that Inductor gave the graphs it ran."""
+
+    calls: list[Call]
+    graphs: dict[str, str]
+
+
+def _profiled(runner: Runner) -> list[Pass]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes two lines to stderr
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-        runner.run(torch.profiler.record_function("explained"))
-    (whole,) = [e for e in profiled.events() if e.name == "explained"]
-    calls: list[Call] = []
-    for event in whole.cpu_children:
+        runner.passes(lambda: runner.run(record_function(RUN)), plain=False)
+    return [_pass(event) for event in profiled.events() if event.name == RUN]
+
+
+def _pass(run: FunctionEvent) -> Pass:
+    """The calls of one run; those of a graph are followed by what is left of its time."""
+    found = Pass([], {})
+    for event in run.cpu_children:
         if event.name.startswith(REGION):
-            calls += _graph(event)
+            module = f"graph {event.name.removeprefix(REGION)}"
+            names = [child.name for child in event.cpu_children if child.name.startswith(GRAPH)]
+            found.graphs[module] = names[0].removeprefix(GRAPH).split()[0] if names else ""
+            found.calls.extend(_graph(module, event))
         elif event.name.startswith(("aten::", "torch_blocked::")):
-            calls.append(_call("(eager)", event))
-    return calls
+            found.calls.append(_call("(eager)", event))
+    return found
 
 
-def _graph(region: FunctionEvent) -> list[Call]:
-    module = f"graph {region.name.removeprefix(REGION)}"
+def _graph(module: str, region: FunctionEvent) -> list[Call]:
     calls = [_call(module, event) for event in _operators(region)]
     left = _seconds(region) - sum(call.seconds for call in calls)
     return [*calls, Call(module, GENERATED, seconds=max(left, 0.0), why="kernels that it fused, and calls")]
@@ -135,13 +149,15 @@ def _reorder(call: Call, shapes: list, values: list) -> None:
 DESCRIBE = {"convolution": _convolution, "reorder": _reorder}
 
 
-def _fallbacks(module: str, facts: Facts, calls: list[Call], total: float) -> list[Finding]:
-    """Those that the graph was traced with; an operator that Inductor calls as a whole has a time of its own."""
-    found = []
+def _fallbacks(module: str, facts: Facts, calls: list[Call], whole: float) -> list[Finding]:
+    """Marks the calls of operators that the graph was traced with on plain tensors; answers those without a call."""
+    found, own = [], [c for c in calls if c.module == module]
     for name, why in facts.fallbacks.items():
         operator = name.split(".")[1]
-        same = [c.seconds for c in calls if c.module == module and c.operator.strip("_") == operator.strip("_")]
-        what = operator if same else f"{operator} (its time is in {GENERATED})"
-        share = sum(same) / total if total else 0.0
-        found.append(Finding("fallback", what, [module], sum(same), *why, share=share))
+        same = [c for c in own if c.operator.strip("_") == operator.strip("_")]
+        for call in same:
+            call.fallback = why
+        if not same:
+            seconds = sum(c.seconds for c in own if c.operator == GENERATED)
+            found.append(Finding("fallback", operator, [module], seconds, *why, at_most=True, share=seconds / whole))
     return found
