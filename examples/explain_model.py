@@ -18,11 +18,11 @@ from torch import Tensor, nn
 import torch_blocked as tb
 
 
-class Extremes(nn.Module):
-    """An operator that runs on plain tensors: along channels, which are blocked."""
+class Renormalized(nn.Module):
+    """An operator that has no blocked implementation and runs on plain tensors."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.cummax(1).values
+        return x.renorm(2, 1, 10.0)
 
 
 class Bottleneck(nn.Module):
@@ -52,7 +52,7 @@ def make_model(channels: int = 64) -> nn.Module:
 
     model = nn.Sequential()
     parts = {
-        "stem": conv(3), "extremes": Extremes(), "body": conv(channels), "bottleneck": Bottleneck(channels),
+        "stem": conv(3), "renorm": Renormalized(), "body": conv(channels), "bottleneck": Bottleneck(channels),
         "neck": conv(channels), "plain": Plain(), "head": conv(channels),
     }  # fmt: skip
     for name, part in parts.items():
@@ -60,11 +60,11 @@ def make_model(channels: int = 64) -> nn.Module:
     return model.eval()
 
 
-# Fault -> the part that has it, and what it costs there: its run, and the way back to the blocked format.
-FAULTS: dict[str, tuple[str, Callable[[nn.Module, Tensor], Tensor]]] = {
-    "fallback": ("extremes", lambda part, x: part(x).to(tb.blocked)),
-    "padding": ("bottleneck", lambda part, x: part(x)),
-    "lost format": ("plain", lambda part, x: part(x).to(tb.blocked)),
+# Fault -> the part that has it, and what it makes there, which a conversion back to the blocked format is part of.
+FAULTS: dict[str, tuple[str, Callable[[nn.Module, Tensor], tuple[Tensor, ...]]]] = {
+    "fallback": ("renorm", lambda part, x: (y := part(x), y.to(tb.blocked))),
+    "padding": ("bottleneck", lambda part, x: (y := part.narrow(x), part.widen(y))),
+    "lost format": ("plain", lambda part, x: (y := part(x), y.to(tb.blocked))),
 }
 
 
@@ -80,8 +80,9 @@ def by_stopwatch(model: nn.Module, image: Tensor, rounds: int) -> dict[str, floa
                 continue
             fault, run = runs[name]
             start = perf_counter()
-            x = run(part, x)
+            made = run(part, x)
             times[fault].append(perf_counter() - start)
+            x = made[-1]  # only now is memory given back, which no operator's time has in it
     return {fault: statistics.median(taken) for fault, taken in times.items()}
 
 

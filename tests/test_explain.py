@@ -67,8 +67,8 @@ def explained(model, *inputs, **kwargs):
 # Part of a network -> the kind of finding, its modules, and what the verdict says of it.
 FAULTS = {
     "fallback": (Fallback(), ["part.0"], r"cummax: it runs along the blocked axis"),
-    "lost format": (Plain(), ["part.0"], r"a conversion makes it nchw: convolution in last brings it back"),
     "padding": (Three(), ["part.0.narrow", "part.0.widen"], r"3 channels in blocks of \d+, [\d.]+x as large"),
+    "lost format": (Plain(), ["part.0"], r"a conversion makes it nchw: convolution in last brings it back"),
 }
 
 

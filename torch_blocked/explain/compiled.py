@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -17,10 +17,13 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from torch_blocked.compile.facts import GRAPHS, Facts
+from torch_blocked.equivalents import pairs
 from torch_blocked.explain.findings import Finding, find
 from torch_blocked.explain.passes import Runner, merged
 from torch_blocked.explain.record import Call, Operand, Reorder
 from torch_blocked.explain.report import Report, Run
+from torch_blocked.formats import format_of
+from torch_blocked.memory_desc import Blocking
 
 RUN = "torch_blocked.explain"
 REGION, GRAPH = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
@@ -33,7 +36,7 @@ def is_compiled(model: Callable) -> bool:
     modules = model.modules() if isinstance(model, nn.Module) else []
     return hasattr(model, "_torchdynamo_orig_callable") or any(
         isinstance(m, OptimizedModule)
-        or m._compiled_call_impl is not None
+        or getattr(m, "_compiled_call_impl", None) is not None
         or hasattr(m.forward, "_torchdynamo_orig_callable")
         for m in modules
     )
@@ -73,8 +76,7 @@ def _pass(run: FunctionEvent) -> Pass:
     for event in run.cpu_children:
         if event.name.startswith(REGION):
             module = f"graph {event.name.removeprefix(REGION)}"
-            names = [child.name for child in event.cpu_children if child.name.startswith(GRAPH)]
-            found.graphs[module] = names[0].removeprefix(GRAPH).split()[0] if names else ""
+            found.graphs[module] = _graph_name(event)
             found.calls.extend(_graph(module, event))
         elif event.name.startswith(("aten::", "torch_blocked::")):
             found.calls.append(_call("(eager)", event))
@@ -85,6 +87,13 @@ def _graph(module: str, region: FunctionEvent) -> list[Call]:
     calls = [_call(module, event) for event in _operators(region)]
     left = _seconds(region) - sum(call.seconds for call in calls)
     return [*calls, Call(module, GENERATED, seconds=max(left, 0.0), why="kernels that it fused, and calls")]
+
+
+def _graph_name(event: FunctionEvent) -> str:
+    """What Inductor calls the first graph that ran within an event; "" where it has no name."""
+    if event.name.startswith(GRAPH):
+        return event.name.removeprefix(GRAPH).split()[0]
+    return next(filter(None, map(_graph_name, event.cpu_children)), "")
 
 
 def _operators(event: FunctionEvent) -> list[FunctionEvent]:
@@ -113,37 +122,40 @@ def _call(module: str, event: FunctionEvent) -> Call:
     return call
 
 
-def _blocked(channels: int, size: tuple[int, ...], block: int) -> Operand:
-    padding = math.ceil(channels / block) * block / channels
-    return Operand((size[0], channels, *size[2:-1]), "float32", f"blocked by {block}", True, padding, block)
+def _tag(ndim: int, blocks: Sequence[int]) -> str:
+    return format_of(tuple(range(ndim)), tuple(pairs(blocks))).tag
+
+
+def _activation(channels: int, size: Sequence[int], block: int) -> Operand:
+    """A tensor of `channels` in blocks, whose physical tensor has this size."""
+    padding, tag = math.ceil(channels / block) * block / channels, _tag(len(size) - 1, (1, block))
+    return Operand((size[0], channels, *size[2:-1]), "float32", tag, True, padding, block)
 
 
 def _convolution(call: Call, shapes: list, values: list) -> None:
     """`torch_blocked::convolution`; what is done as it writes its answer is its algorithm here."""
     src, blocking, weight_size, groups, block = shapes[0], values[1], values[3], values[9], values[10]
-    ic = weight_size[1] * groups
-    call.inputs = [_blocked(ic, src, block) if blocking else Operand(tuple(src), "float32", "plain")]
+    plain = Operand(tuple(src), "float32", _tag(len(src), ()))
+    call.inputs = [_activation(weight_size[1] * groups, src, block) if blocking else plain]
     spatial = [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(src[2:], weight_size[2:], values[6], values[7], values[8], strict=False)
     ]
-    call.outputs = [_blocked(weight_size[0], (src[0], 0, *spatial, block), block)]
+    call.outputs = [_activation(weight_size[0], (src[0], 0, *spatial, block), block)]
     fused = [name for name, at in (("norm", 11), ("add", 13)) if shapes[at]]
     call.algorithm = "+".join(["conv", *fused]) if fused else ""
 
 
 def _reorder(call: Call, shapes: list, values: list) -> None:
-    """`torch_blocked::reorder`, that Inductor calls."""
+    """`torch_blocked::reorder`, where Inductor calls it as it is."""
     _, size, src_blocking, _, dst_blocking, *_ = values
-    padded = math.prod(
-        math.ceil(n / math.prod(dst_blocking[i + 1] for i in range(0, len(dst_blocking), 2) if dst_blocking[i] == d))
-        * math.prod(dst_blocking[i + 1] for i in range(0, len(dst_blocking), 2) if dst_blocking[i] == d)
-        for d, n in enumerate(size)
+    tags = [_tag(len(size), blocking) for blocking in (src_blocking, dst_blocking)]
+    call.inputs, call.outputs = (
+        [Operand(tuple(size), "", tag, bool(blocking))]
+        for tag, blocking in zip(tags, (src_blocking, dst_blocking), strict=True)
     )
-    names = [f"{len(size)}-D by {b[-1]}" if b else "plain" for b in (src_blocking, dst_blocking)]
-    call.inputs = [Operand(tuple(size), "", names[0], bool(src_blocking))]
-    call.outputs = [Operand(tuple(size), "", names[1], bool(dst_blocking))]
-    call.reorders = [Reorder(*names, 4 * (math.prod(shapes[0]) + padded), call.seconds)]
+    written = math.prod(Blocking(pairs(dst_blocking)).physical_shape(tuple(size)))
+    call.reorders = [Reorder(*tags, 4 * (math.prod(shapes[0]) + written), call.seconds)]
 
 
 DESCRIBE = {"convolution": _convolution, "reorder": _reorder}

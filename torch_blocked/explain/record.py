@@ -210,7 +210,7 @@ class Recorder(TorchDispatchMode, counting.Listener):
 
     def _follow(self, given: list[Tensor], made: list[Tensor]) -> None:
         """Remembers of plain tensors that come of blocked ones which call made them plain."""
-        origin = next(filter(None.__ne__, (self._origins.get(address(x)) for x in given)), None)
+        origin = next((self._origins[address(x)] for x in given if address(x) in self._origins), None)
         if blocked(given):
             origin = len(self.calls) - 1
         before = {0, *map(address, given)}

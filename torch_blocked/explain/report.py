@@ -16,7 +16,7 @@ FOLDED = 0.005  # rows below this share of the time are left out, where there is
 
 # Heading, width (negative: to the left).
 COLUMNS = (
-    ("module", -21), ("operator", -18), ("format", -18), ("size", -15), ("algorithm", -12), ("ms", 7), ("%", 5),
+    ("module", -21), ("operator", -18), ("format", -17), ("size", -14), ("algorithm", -12), ("ms", 7), ("%", 5),
 )  # fmt: skip
 
 
