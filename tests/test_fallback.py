@@ -36,7 +36,7 @@ def test_allow_is_silent():
         assert caught(lambda: image().logcumsumexp(1)) == []
 
 
-def test_warn_says_each_operator_once():
+def test_warn_says_each_operator_of_a_line_once():
     x, names = image(), ["logcumsumexp", "cummax"]
 
     def run():
@@ -48,6 +48,19 @@ def test_warn_says_each_operator_once():
         found = caught(run)
         assert caught(run) == []
     assert [name for w in found for name in names if name in str(w.message)] == names
+
+
+def test_each_line_is_warned_at_once():
+    x = image()
+
+    def run():
+        for _ in range(2):
+            x.logcumsumexp(1)
+            x.logcumsumexp(1)
+
+    with tb.fallback("warn"):
+        first = run.__code__.co_firstlineno
+        assert [w.lineno for w in caught(run)] == [first + 2, first + 3]
 
 
 def test_a_new_policy_warns_anew():
@@ -82,6 +95,10 @@ WARNED_LINES = {
     "method": lambda x: x.logcumsumexp(1),
     "operator": lambda x: torch.ops.aten.logcumsumexp(x, 1),
     "through Python code of torch": lambda x: torch.cdist(x, x),
+    "functional": lambda x: F.unfold(x, 2),
+    "module of torch": lambda x: nn.Sequential(nn.Unfold(2))(x),
+    "traced": lambda x: torch.fx.symbolic_trace(nn.Sequential(nn.Unfold(2)))(x),
+    "checkpoint": lambda x: torch.utils.checkpoint.checkpoint(F.unfold, x, 2, use_reentrant=False),
     "indexing": lambda x: x[:, [0]],
     "composite": lambda x: torch.msort(x.transpose(0, 1)),
     "in place": lambda x: x.cumsum_(1),

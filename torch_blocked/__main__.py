@@ -11,6 +11,7 @@ from torch_blocked import reference
 from torch_blocked.benchmark import conv, machine, model, pool, reorder, train
 from torch_blocked.benchmark.report import UsageError
 from torch_blocked.dispatch.table import markdown_table
+from torch_blocked.explain import command_line as explain
 from torch_blocked.show import command as show
 
 
@@ -23,8 +24,8 @@ class Command(NamedTuple):
 
 
 def info(args: argparse.Namespace) -> None:
-    """Prints versions, CPU, caches, ISA tier, block and threads, a line each."""
-    for name, value in machine.describe().items():
+    """Prints versions, CPU, caches, ISA tier, block, threads and what a faster tier would need, a line each."""
+    for name, value in {**machine.describe(), "faster tier": machine.faster_tier()}.items():
         print(f"{name:14s} {value}")
 
 
@@ -42,6 +43,7 @@ COMMANDS = {
     "info": Command("versions, CPU, caches, ISA tier, block, threads", lambda parser: None, info),
     "operators": Command("which operators run blocked, as a Markdown table", lambda parser: None, operators),
     "reference": Command("the API reference from the docstrings, as Markdown", lambda parser: None, api_reference),
+    "explain": Command("what a model ran, what it cost, what to mend", explain.add_arguments, explain.run),
     "show": Command("how a format lies in memory, as text or SVG", show.add_arguments, show.run),
     "bench conv": Command("convolutions against F.conv2d and oneDNN's operator", conv.add_arguments, conv.run),
     "bench reorder": Command("reorders against memcpy and .contiguous()", reorder.add_arguments, reorder.run),

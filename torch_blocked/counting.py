@@ -63,7 +63,12 @@ class Listener:
     """What is told of every reorder and fallback of every thread while `listen` has it."""
 
     def reorder(
-        self, src_blocking: Blocking, dst_blocking: Blocking, src: torch.Tensor, dst: torch.Tensor, seconds: float | None
+        self,
+        src_blocking: Blocking,
+        dst_blocking: Blocking,
+        src: torch.Tensor,
+        dst: torch.Tensor,
+        seconds: float | None,
     ) -> None:
         """A reorder between physical tensors; where `dst` is `src` an operator does it within, its time not known."""
 

@@ -13,6 +13,10 @@ from torch_blocked import library
 
 _PROCESS = Path("/proc/self")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_CPUINFO = Path("/proc/cpuinfo")
+
+# What the CPU must have for a tier of kernels, as /proc/cpuinfo calls it; "default" needs nothing.
+TIERS = {"avx2": ("avx2", "fma"), "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")}
 
 
 def describe() -> dict[str, str | int]:
@@ -26,6 +30,18 @@ def describe() -> dict[str, str | int]:
         "threads": torch.get_num_threads(),
         **_caches(),
     }
+
+
+def faster_tier() -> str:
+    """What a faster tier of kernels than the present one would need."""
+    faster = list(TIERS)[("default", *TIERS).index(tb.isa()) :]
+    if not faster:
+        return "none: avx512 is the fastest"
+    flags = (_field(_CPUINFO, "flags") or "").split()
+    missing = [flag for flag in TIERS[faster[0]] if flag not in flags]
+    if missing:
+        return f"{faster[0]} needs a CPU with {', '.join(missing)}"
+    return f"{faster[-1] if set(TIERS[faster[-1]]) <= set(flags) else faster[0]}: unset ATEN_CPU_CAPABILITY"
 
 
 def available_bytes() -> int | None:
@@ -62,7 +78,7 @@ def _kilobytes(name: str) -> int | None:
 
 
 def _cpu_model() -> str:
-    return _field(Path("/proc/cpuinfo"), "model name") or "unknown"
+    return _field(_CPUINFO, "model name") or "unknown"
 
 
 def _field(path: Path, name: str) -> str | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -22,7 +22,7 @@ class Facts(Listener):
     Attributes:
         convolutions, fused: how many there are, and how many operators went into them.
         hoisted: values that are computed once, not per call.
-        reorders: those of activations, "nchw -> nChw16c" -> how many. Inductor fuses them into other kernels.
+        reorders: those of activations, "plain -> blocked" -> how many. Inductor fuses them into other kernels.
         fallbacks: operator -> why.
     """
 
@@ -35,7 +35,8 @@ class Facts(Listener):
     def reorder(
         self, src_blocking: Blocking, dst_blocking: Blocking, src: Tensor, dst: Tensor, seconds: float | None
     ) -> None:
-        if get_proxy_mode() is not None:  # the graph is traced more than once, and recorded once
+        weights = 0 in (*src_blocking.axes, *dst_blocking.axes)
+        if get_proxy_mode() is not None and not weights:  # the graph is traced more than once, and recorded once
             self.reorders[f"{'blocked' if src_blocking else 'plain'} -> {'blocked' if dst_blocking else 'plain'}"] += 1
 
     def fallback(self, func: OpOverload, args: tuple) -> None:
@@ -50,10 +51,13 @@ class Facts(Listener):
         )
 
 
-# By the name of the compiled region, such as "0/0".
+# By the name that Inductor gives a graph, and PyTorch's profiler shows.
 GRAPHS: dict[str, Facts] = {}
 
 
-def begin() -> Facts:
-    """The facts of the graph that is being compiled."""
-    return GRAPHS.setdefault(str(torch._guards.CompileContext.current_compile_id()), Facts())
+def keep(facts: Facts, compiled: Callable) -> Callable:
+    """Remembers the facts of a graph that Inductor compiled; returns it."""
+    key = getattr(compiled, "_fx_graph_cache_key", None)
+    if key is not None:
+        GRAPHS[key] = facts
+    return compiled

@@ -8,7 +8,7 @@ from functools import partial
 from torch import fx
 
 from torch_blocked import counting
-from torch_blocked.compile import facts
+from torch_blocked.compile.facts import Facts, keep
 from torch_blocked.compile.formats import block_weights
 from torch_blocked.compile.fusion import CONVOLUTION, fuse
 from torch_blocked.compile.hoist import Hoisted, hoist
@@ -33,25 +33,25 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
         return compile_fx(gm, example_inputs, config_patches=settings)
     settings = {"cpp_wrapper": True} | settings
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
-    graph = facts.begin()
+    graph = Facts()
     with functorch_config.patch(enable_autograd_cache=False), counting.listen(graph):
         return compile_fx(gm, example_inputs, inner_compile=partial(_compile_graph, graph), config_patches=settings)
 
 
-def _compile_graph(graph: facts.Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
+def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
     """Step 3 to 5, on the graph of physical tensors."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     if not how.get("is_inference"):
-        return compile_fx_inner(gm, example_inputs, **how)
+        return keep(graph, compile_fx_inner(gm, example_inputs, **how))
     graph.fused = fuse(gm)
     graph.convolutions = len(gm.graph.find_nodes(op="call_function", target=CONVOLUTION))
     taken = hoist(gm, set(how.get("static_input_idxs", ())))
     if taken is None:
-        return compile_fx_inner(gm, example_inputs, **how)
+        return keep(graph, compile_fx_inner(gm, example_inputs, **how))
     prologue, used, kept, values = taken
     graph.hoisted = len(values)
     static = [len(values) + new for new, old in enumerate(kept) if old in how["static_input_idxs"]]
     how["static_input_idxs"] = [*range(len(values)), *static]
     inputs = [*(v.meta["val"] for v in values), *(example_inputs[i] for i in kept)]
-    return Hoisted(prologue, used, kept, compile_fx_inner(gm, inputs, **how))
+    return Hoisted(prologue, used, kept, keep(graph, compile_fx_inner(gm, inputs, **how)))

@@ -2,7 +2,7 @@
 
 passes.py runs the model and leaves it as it was; record.py has the calls of a run, algorithms.py what its convolutions
 ran, compiled.py the same of a compiled model; findings.py says what to mend; report.py is the report, which html.py and
-plot.py draw; command.py is the command line.
+plot.py draw; command_line.py is the command line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_blocked.dispatch.fallback import fallback_policy
 from torch_blocked.explain import compiled
 from torch_blocked.explain.findings import find
-from torch_blocked.explain.passes import Runner, merged, repeated
+from torch_blocked.explain.passes import Runner, merged
 from torch_blocked.explain.record import ModulePath, Recorder
 from torch_blocked.explain.report import Report, Run
 
@@ -23,8 +23,8 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
     """Runs ``model(*inputs, **kwargs)`` several times and reports what ran: ``print(torch_blocked.explain(model, x))``.
 
     The report has, of every call of an operator, its module, formats, algorithm, reorders, fallback with its reason,
-    padding and time, and says first what to mend. Times are medians of up to five runs after one to warm up; shares
-    are of the time of runs that are not recorded.
+    padding and time, and says first what to mend. Times are medians of several runs, two seconds of them at most, after
+    two to warm up; shares are of the time of runs that are not recorded.
 
     The model runs in its own mode (training or eval) and under the caller's (`no_grad`, `autocast` ...). Afterwards
     its buffers, such as running statistics, and PyTorch's random state are what they were; the inputs are copies.
@@ -45,10 +45,10 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
         if compiled.is_compiled(model):
             return compiled.explain(runner)
         runner.run()
-        passes = [_recorded(runner, details=True), *repeated(lambda: _recorded(runner, details=False))]
-        total = runner.median()
-    calls = merged([recorder.calls for recorder in passes])
-    return Report(Run("eager", total, calls, passes[0].memory.peak), find(calls, total))
+        first = _recorded(runner, details=True)
+        total, others = runner.passes(lambda: _recorded(runner, details=False).calls)
+    run = Run("eager", total, merged([first.calls, *others]), first.memory.peak)
+    return Report(run, find(run.calls, run.whole))
 
 
 def _recorded(runner: Runner, details: bool) -> Recorder:

@@ -7,70 +7,98 @@ graph, the graph's time less that of the operators it calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.autograd.profiler_util import FunctionEvent
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from torch_blocked.compile.facts import GRAPHS, Facts
+from torch_blocked.equivalents import pairs
 from torch_blocked.explain.findings import Finding, find
-from torch_blocked.explain.passes import Runner, merged, repeated
+from torch_blocked.explain.passes import Runner, merged
 from torch_blocked.explain.record import Call, Operand, Reorder
 from torch_blocked.explain.report import Report, Run
+from torch_blocked.formats import format_of
+from torch_blocked.memory_desc import Blocking
 
-REGION = "Torch-Compiled Region: "
+RUN = "torch_blocked.explain"
+REGION, GRAPH = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
 GENERATED = "Inductor's own"
+OTHERWISE = "compiled by another backend, which does not tell its fallbacks and fused reorders"
 
 
 def is_compiled(model: Callable) -> bool:
     """Whether a call of `model` runs what `torch.compile` made, of all or of a part of it."""
     modules = model.modules() if isinstance(model, nn.Module) else []
     return hasattr(model, "_torchdynamo_orig_callable") or any(
-        isinstance(m, OptimizedModule)
-        or m._compiled_call_impl is not None
+        _is_optimized(m)
+        or getattr(m, "_compiled_call_impl", None) is not None
         or hasattr(m.forward, "_torchdynamo_orig_callable")
         for m in modules
     )
+
+
+def _is_optimized(module: nn.Module) -> bool:
+    dynamo = sys.modules.get("torch._dynamo")  # not imported here: it takes longer than all of torch_blocked
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
 def explain(runner: Runner) -> Report:
     """The report of a compiled model; the first run may compile it."""
     for _ in range(3):  # a graph may be compiled again for sizes that have changed
         runner.run()
-    calls = merged(repeated(lambda: _profiled(runner)))
-    total = runner.median()
-    ran = dict.fromkeys(call.module.removeprefix("graph ") for call in calls if call.module.startswith("graph "))
-    facts = {name: GRAPHS[name] for name in ran if name in GRAPHS}
-    findings = find(calls, total)
-    for name, graph in facts.items():
-        findings += _fallbacks(f"graph {name}", graph, calls, total)
-    findings.sort(key=lambda finding: -finding.seconds)
-    lines = [f"graph {name}: {facts[name] if name in facts else 'compiled by another backend'}" for name in ran]
-    return Report(Run("compiled", total, calls, graphs=lines), findings)
+    total, _ = runner.passes(list)
+    passes = _profiled(runner)
+    calls, graphs = merged([p.calls for p in passes]), passes[0].graphs
+    lines = [f"{module}: {GRAPHS.get(key, OTHERWISE)}" for module, key in graphs.items()]
+    run = Run("compiled", total, calls, graphs=lines)
+    facts = {module: GRAPHS[key] for module, key in graphs.items() if key in GRAPHS}
+    untimed = [finding for module, graph in facts.items() for finding in _fallbacks(module, graph, calls, run.whole)]
+    return Report(run, sorted(find(calls, run.whole) + untimed, key=lambda finding: -finding.seconds))
 
 
-def _profiled(runner: Runner) -> list[Call]:
-    """The calls of one run; those of a graph are followed by what is left of its time."""
+class Pass(NamedTuple):
+    """One profiled run: its calls, and the names that Inductor gave the graphs it ran."""
+
+    calls: list[Call]
+    graphs: dict[str, str]
+
+
+def _profiled(runner: Runner) -> list[Pass]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes two lines to stderr
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-        runner.run(torch.profiler.record_function("explained"))
-    (whole,) = [e for e in profiled.events() if e.name == "explained"]
-    calls: list[Call] = []
-    for event in whole.cpu_children:
+        runner.passes(lambda: runner.run(record_function(RUN)), plain=False)
+    return [_pass(event) for event in profiled.events() if event.name == RUN]
+
+
+def _pass(run: FunctionEvent) -> Pass:
+    """The calls of one run; those of a graph are followed by what is left of its time."""
+    found = Pass([], {})
+    for event in run.cpu_children:
         if event.name.startswith(REGION):
-            calls += _graph(event)
+            module = f"graph {event.name.removeprefix(REGION)}"
+            found.graphs[module] = _graph_name(event)
+            found.calls.extend(_graph(module, event))
         elif event.name.startswith(("aten::", "torch_blocked::")):
-            calls.append(_call("(eager)", event))
-    return calls
+            found.calls.append(_call("(eager)", event))
+    return found
 
 
-def _graph(region: FunctionEvent) -> list[Call]:
-    module = f"graph {region.name.removeprefix(REGION)}"
+def _graph(module: str, region: FunctionEvent) -> list[Call]:
     calls = [_call(module, event) for event in _operators(region)]
     left = _seconds(region) - sum(call.seconds for call in calls)
     return [*calls, Call(module, GENERATED, seconds=max(left, 0.0), why="kernels that it fused, and calls")]
+
+
+def _graph_name(event: FunctionEvent) -> str:
+    """What Inductor calls the first graph that ran within an event; "" where it has no name."""
+    if event.name.startswith(GRAPH):
+        return event.name.removeprefix(GRAPH).split()[0]
+    return next(filter(None, map(_graph_name, event.cpu_children)), "")
 
 
 def _operators(event: FunctionEvent) -> list[FunctionEvent]:
@@ -99,49 +127,54 @@ def _call(module: str, event: FunctionEvent) -> Call:
     return call
 
 
-def _blocked(channels: int, size: tuple[int, ...], block: int) -> Operand:
-    padding = math.ceil(channels / block) * block / channels
-    return Operand((size[0], channels, *size[2:-1]), "float32", f"blocked by {block}", True, padding, block)
+def _tag(ndim: int, blocks: Sequence[int]) -> str:
+    return format_of(tuple(range(ndim)), tuple(pairs(blocks))).tag
+
+
+def _activation(channels: int, size: Sequence[int], block: int) -> Operand:
+    """A tensor of `channels` in blocks, whose physical tensor has this size."""
+    padding, tag = math.ceil(channels / block) * block / channels, _tag(len(size) - 1, (1, block))
+    return Operand((size[0], channels, *size[2:-1]), "float32", tag, True, padding, block)
 
 
 def _convolution(call: Call, shapes: list, values: list) -> None:
     """`torch_blocked::convolution`; what is done as it writes its answer is its algorithm here."""
     src, blocking, weight_size, groups, block = shapes[0], values[1], values[3], values[9], values[10]
-    ic = weight_size[1] * groups
-    call.inputs = [_blocked(ic, src, block) if blocking else Operand(tuple(src), "float32", "plain")]
+    plain = Operand(tuple(src), "float32", _tag(len(src), ()))
+    call.inputs = [_activation(weight_size[1] * groups, src, block) if blocking else plain]
     spatial = [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, s, p, d in zip(src[2:], weight_size[2:], values[6], values[7], values[8], strict=False)
     ]
-    call.outputs = [_blocked(weight_size[0], (src[0], 0, *spatial, block), block)]
+    call.outputs = [_activation(weight_size[0], (src[0], 0, *spatial, block), block)]
     fused = [name for name, at in (("norm", 11), ("add", 13)) if shapes[at]]
     call.algorithm = "+".join(["conv", *fused]) if fused else ""
 
 
 def _reorder(call: Call, shapes: list, values: list) -> None:
-    """`torch_blocked::reorder`, that Inductor calls."""
+    """`torch_blocked::reorder`, where Inductor calls it as it is."""
     _, size, src_blocking, _, dst_blocking, *_ = values
-    padded = math.prod(
-        math.ceil(n / math.prod(dst_blocking[i + 1] for i in range(0, len(dst_blocking), 2) if dst_blocking[i] == d))
-        * math.prod(dst_blocking[i + 1] for i in range(0, len(dst_blocking), 2) if dst_blocking[i] == d)
-        for d, n in enumerate(size)
+    tags = [_tag(len(size), blocking) for blocking in (src_blocking, dst_blocking)]
+    call.inputs, call.outputs = (
+        [Operand(tuple(size), "", tag, bool(blocking))]
+        for tag, blocking in zip(tags, (src_blocking, dst_blocking), strict=True)
     )
-    names = [f"{len(size)}-D by {b[-1]}" if b else "plain" for b in (src_blocking, dst_blocking)]
-    call.inputs = [Operand(tuple(size), "", names[0], bool(src_blocking))]
-    call.outputs = [Operand(tuple(size), "", names[1], bool(dst_blocking))]
-    call.reorders = [Reorder(*names, 4 * (math.prod(shapes[0]) + padded), call.seconds)]
+    written = math.prod(Blocking(pairs(dst_blocking)).physical_shape(tuple(size)))
+    call.reorders = [Reorder(*tags, 4 * (math.prod(shapes[0]) + written), call.seconds)]
 
 
 DESCRIBE = {"convolution": _convolution, "reorder": _reorder}
 
 
-def _fallbacks(module: str, facts: Facts, calls: list[Call], total: float) -> list[Finding]:
-    """Those that the graph was traced with; an operator that Inductor calls as a whole has a time of its own."""
-    found = []
+def _fallbacks(module: str, facts: Facts, calls: list[Call], whole: float) -> list[Finding]:
+    """Marks the calls of operators that the graph was traced with on plain tensors; answers those without a call."""
+    found, own = [], [c for c in calls if c.module == module]
     for name, why in facts.fallbacks.items():
         operator = name.split(".")[1]
-        same = [c.seconds for c in calls if c.module == module and c.operator.strip("_") == operator.strip("_")]
-        what = operator if same else f"{operator} (its time is in {GENERATED})"
-        share = sum(same) / total if total else 0.0
-        found.append(Finding("fallback", what, [module], sum(same), *why, share=share))
+        same = [c for c in own if c.operator.strip("_") == operator.strip("_")]
+        for call in same:
+            call.fallback = why
+        if not same:
+            seconds = sum(c.seconds for c in own if c.operator == GENERATED)
+            found.append(Finding("fallback", operator, [module], seconds, *why, at_most=True, share=seconds / whole))
     return found

@@ -34,8 +34,8 @@ class Finding:
     share: float = 0.0
 
 
-def find(calls: list[Call], total: float) -> list[Finding]:
-    """All findings, the dearest first. `total` is the time in seconds that shares are of."""
+def find(calls: list[Call], whole: float) -> list[Finding]:
+    """All findings, the dearest first. `whole` is the time in seconds that shares are of."""
     if not any(call.is_blocked for call in calls):
         return []
     found: dict[tuple[str, str, str], Finding] = {}
@@ -47,7 +47,7 @@ def find(calls: list[Call], total: float) -> list[Finding]:
                 same.seconds += finding.seconds
                 same.modules += [m for m in finding.modules if m not in same.modules]
     for finding in found.values():
-        finding.share = finding.seconds / total if total else 0.0
+        finding.share = finding.seconds / whole if whole else 0.0
     return sorted(found.values(), key=lambda finding: -finding.seconds)
 
 

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from torch_blocked.explain.record import Call
 
-PASSES = 5  # at most, of each kind
-SECONDS = 2.0  # no pass of a kind is begun after them
+PASSES = 25  # at most
+SECONDS = 2.0  # no pass is begun after them
 
 
 class Runner:
@@ -31,9 +31,16 @@ class Runner:
             self.model(*inputs, **kwargs)
             return perf_counter() - start
 
-    def median(self) -> float:
-        """The median of several runs, in seconds."""
-        return statistics.median(repeated(self.run))
+    def passes(self, record: Callable[[], object], plain: bool = True) -> tuple[float, list]:
+        """The median of the seconds of several runs, and what `record` answers after each: both see the same machine.
+
+        Not `plain`: of nothing but `record`.
+        """
+        seconds, passes, end = [], [], perf_counter() + SECONDS
+        while not passes or (len(passes) < PASSES and perf_counter() < end):
+            seconds.append(self.run() if plain else 0.0)
+            passes.append(record())
+        return statistics.median(seconds), passes
 
 
 def _copy(x: Tensor) -> Tensor:
@@ -57,14 +64,6 @@ def _unchanged(model: Callable) -> Iterator[None]:
                 if not torch.equal(buffer, value):
                     with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                         buffer.copy_(value)
-
-
-def repeated(run: Callable[[], object]) -> list:
-    """What `run` answers, up to `PASSES` times within `SECONDS`, once at least."""
-    found, end = [run()], perf_counter() + SECONDS
-    while len(found) < PASSES and perf_counter() < end:
-        found.append(run())
-    return found
 
 
 def merged(passes: list[list[Call]]) -> list[Call]:

@@ -104,8 +104,8 @@ def address(x: Tensor) -> int:
 class Memory:
     """The largest sum of bytes that tensors made since held at one time."""
 
-    def __init__(self, given: Iterable[Tensor]) -> None:
-        self._known = {ref.cdata: ref for ref in map(self._ref, given) if ref}
+    def __init__(self) -> None:
+        self._known: dict[int, StorageWeakRef] = {}  # what was there before
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
@@ -114,8 +114,11 @@ class Memory:
         physical = getattr(x, "physical", x)
         return StorageWeakRef(physical.untyped_storage()) if physical.layout is torch.strided else None
 
-    def add(self, made: Iterable[Tensor]) -> None:
-        """Looks which of all tensors so far are still alive, these among them."""
+    def add(self, given: Iterable[Tensor], made: Iterable[Tensor]) -> None:
+        """Looks which of all tensors so far are still alive, those `made` of those `given` among them."""
+        for ref in filter(None, map(self._ref, given)):
+            if ref.cdata not in self._live:
+                self._known.setdefault(ref.cdata, ref)
         self._live = {key: pair for key, pair in self._live.items() if not pair[0].expired()}
         for x in made:
             ref = self._ref(x)
@@ -163,11 +166,12 @@ class Recorder(TorchDispatchMode, counting.Listener):
     def __init__(self, path: ModulePath, named: dict[str, Tensor], details: bool) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.memory = Memory(named.values())
+        self.memory = Memory()
         self._path, self._details, self._thread = path, details, threading.get_ident()
         self._sources = {address(x): name for name, x in named.items()}
         self._origins: dict[int, int] = {}  # address of a tensor that was blocked once -> the call that made it plain
         self._running: Call | None = None
+        self._muted = False
 
     def __enter__(self) -> Recorder:
         self._listening = counting.listen(self)
@@ -198,16 +202,18 @@ class Recorder(TorchDispatchMode, counting.Listener):
         call.outputs = list(map(operand, made))
         self._follow(given, made)
         if self._details:
-            self.memory.add(made)
+            self.memory.add(given, made)
+            self._muted = True  # asking may reorder the input
             call.algorithm, call.why = chosen(func, args, kwargs)
+            self._muted = False
         return result
 
     def _follow(self, given: list[Tensor], made: list[Tensor]) -> None:
         """Remembers of plain tensors that come of blocked ones which call made them plain."""
-        origin = next(filter(None.__ne__, (self._origins.get(address(x)) for x in given)), None)
+        origin = next((self._origins[address(x)] for x in given if address(x) in self._origins), None)
         if blocked(given):
             origin = len(self.calls) - 1
-        before = {address(x) for x in given}
+        before = {0, *map(address, given)}
         for x in made:
             if isinstance(x, BlockedTensor) or origin is None:
                 self._origins.pop(address(x), None)
@@ -217,7 +223,7 @@ class Recorder(TorchDispatchMode, counting.Listener):
     def reorder(
         self, src_blocking: Blocking, dst_blocking: Blocking, src: Tensor, dst: Tensor, seconds: float | None
     ) -> None:
-        if threading.get_ident() != self._thread:
+        if self._muted or threading.get_ident() != self._thread:
             return
         tags = [counting.physical_tag(*pair) for pair in ((src_blocking, src), (dst_blocking, dst))]
         nbytes = (src.numel() + dst.numel()) * dst.element_size()
@@ -227,7 +233,7 @@ class Recorder(TorchDispatchMode, counting.Listener):
         if not src_blocking:
             found.origin, found.source = self._origins.get(address(src)), self._sources.get(address(src), "")
         if self._details and dst is not src:
-            self.memory.add([dst])
+            self.memory.add([src], [dst])
         if self._running is None:
             self._explicit(found, src_blocking, dst_blocking, src, dst)
         else:
@@ -244,8 +250,7 @@ class Recorder(TorchDispatchMode, counting.Listener):
         ]
         dtype = str(dst.dtype).removeprefix("torch.")
         operands = [
-            Operand(tuple(size), dtype, tag, bool(b))
-            for (_, b), tag in zip(pairs, (found.src, found.dst), strict=True)
+            Operand(tuple(size), dtype, tag, bool(b)) for (_, b), tag in zip(pairs, (found.src, found.dst), strict=True)
         ]
         self.calls.append(
             Call(self._path.now, "reorder", operands[:1], operands[1:], reorders=[found], seconds=found.seconds)

@@ -16,7 +16,7 @@ FOLDED = 0.005  # rows below this share of the time are left out, where there is
 
 # Heading, width (negative: to the left).
 COLUMNS = (
-    ("module", -21), ("operator", -18), ("format", -18), ("size", -15), ("algorithm", -12), ("ms", 7), ("%", 5),
+    ("module", -21), ("operator", -18), ("format", -17), ("size", -14), ("algorithm", -12), ("ms", 7), ("%", 5),
 )  # fmt: skip
 
 
@@ -37,6 +37,11 @@ class Run:
     calls: list[Call]
     peak_bytes: int | None = None
     graphs: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> float:
+        """The seconds that shares are of: those of a run, or of its recorded calls where these took longer."""
+        return max(self.seconds, sum(call.seconds for call in self.calls))
 
 
 @dataclass
@@ -61,11 +66,14 @@ class Report:
         worth = [f for f in self.findings if f.share >= WORTH]
         totals = self.totals()
         costs = [
-            f"{count(totals[key]['count'], name)} cost {totals[key]['ms'] / self._ms:.1%}"
+            f"{count(totals[key]['count'], name)} cost {self._part(totals[key]['ms']):.1%}"
             for key, name in (("reorders", "reorder"), ("fallbacks", "fallback"))
             if totals[key]["count"]
         ]
-        head = "; ".join(costs) or "no reorders, no fallbacks"
+        timed = (
+            "no reorders, no fallbacks" if self.run.how == "eager" else "no reorder, no fallback of a time of its own"
+        )
+        head = "; ".join(costs) or timed
         if not worth:
             return f"{head}: nothing to mend."
         return "\n".join([f"{head}. To mend:", *map(sentence, worth)])
@@ -75,15 +83,20 @@ class Report:
         if not convolutions:
             return "No tensor is blocked, and there is no convolution: nothing to mend."
         seconds = sum(call.seconds for call in convolutions)
-        remedy = 'torch.compile(model, backend="torch_blocked")' if self.run.how == "compiled" else "model.to(tb.blocked)"
+        remedy = (
+            'torch.compile(model, backend="torch_blocked")' if self.run.how == "compiled" else "model.to(tb.blocked)"
+        )
         return (
             f"No tensor is blocked. {remedy} makes its {count(len(convolutions), 'convolution')} "
-            f"({seconds * 1e3 / self._ms:.0%} of the time) blocked where they are float32."
+            f"({self._part(1e3 * seconds):.0%} of the time) blocked where they are float32."
         )
 
     @property
     def _ms(self) -> float:
         return self.run.seconds * 1e3
+
+    def _part(self, ms: float) -> float:
+        return ms / (1e3 * self.run.whole) if self.run.whole else 0.0
 
     def totals(self) -> dict[str, dict[str, float]]:
         """Reorders, fallbacks, convolutions and calls -> their number ("count") and milliseconds ("ms")."""
@@ -124,7 +137,7 @@ class Report:
 
     def share(self, call: Call) -> float:
         """The part of the whole time that a call took."""
-        return call.seconds / self.run.seconds if self.run.seconds else 0.0
+        return call.seconds / self.run.whole if self.run.whole else 0.0
 
     def __str__(self) -> str:
         return self.table()
@@ -142,13 +155,14 @@ class Report:
         if left:
             ms = 1e3 * sum(call.seconds for call in left)
             lines.append(f"... and {count(len(left), 'call')} of {ms:.3f} ms in all: report.table(whole=True)")
-        return "\n".join([*lines, "", *self.summary()])
+        summary = [part for line in self.summary() for part in wrapped(line)]
+        return "\n".join([*lines, "", *summary])
 
     def is_notable(self, call: Call) -> bool:
         """Whether a call takes its part of the time, or has something to say."""
         if call.fallback or self.share(call) >= FOLDED:
             return True
-        return sum(r.seconds or 0.0 for r in call.reorders) >= FOLDED * self.run.seconds > 0
+        return sum(r.seconds or 0.0 for r in call.reorders) >= FOLDED * self.run.whole > 0
 
     def cells(self, call: Call) -> list[str]:
         """The texts of a row, one a column."""
@@ -162,10 +176,10 @@ class Report:
         totals = self.totals()
         lines = [f"{self.run.how}: {self._ms:.3f} ms a run, of it {totals['calls']['ms']:.3f} ms in operators"]
         lines += [
-            f"{part['count']} {name}: {part['ms']:.3f} ms, {part['ms'] / self._ms:.1%}"
+            f"{count(part['count'], name.removesuffix('s'))}: {part['ms']:.3f} ms, {self._part(part['ms']):.1%}"
             + (f", {megabytes(part['bytes'])} read and written" if "bytes" in part else "")
             for name, part in totals.items()
-            if name != "calls" and self._ms
+            if name != "calls"
         ]
         lines += self.run.graphs
         if self.run.peak_bytes is not None:

@@ -1,0 +1,389 @@
+"""`tb.explain`: what ran is what is told, faults are named, and the model is as it was."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_blocked as tb
+from torch_blocked.__main__ import main
+from torch_blocked.benchmark import machine
+from torch_blocked.benchmark.models import make_model
+from torch_blocked.explain import passes
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Tests look at what is told, not at times: two passes do."""
+    monkeypatch.setattr(passes, "PASSES", 2)
+
+
+class Fallback(nn.Module):
+    def forward(self, x):
+        return x.cummax(1).values
+
+
+class Plain(nn.Module):
+    def forward(self, x):
+        return x.contiguous()
+
+
+class Three(nn.Module):
+    """Three channels in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow, self.widen = nn.Conv2d(32, 3, 3, padding=1), nn.Conv2d(3, 32, 3, padding=1)
+
+    def forward(self, x):
+        return self.widen(self.narrow(x))
+
+
+def network(*middle: nn.Module) -> nn.Module:
+    """Convolutions around a part; blocked, for inference."""
+    parts = {"first": nn.Conv2d(3, 32, 3), "part": nn.Sequential(*middle), "last": nn.Conv2d(32, 32, 3)}
+    model = nn.Sequential()
+    for name, part in parts.items():
+        model.add_module(name, part)
+    return model.eval().to(tb.blocked)
+
+
+@torch.no_grad()
+def explained(model, *inputs, **kwargs):
+    return tb.explain(model, *(inputs or [torch.randn(1, 3, 12, 12)]), **kwargs)
+
+
+# Part of a network -> the kind of finding, its modules, and what the verdict says of it.
+FAULTS = {
+    "fallback": (Fallback(), ["part.0"], r"cummax: it runs along the blocked axis"),
+    "padding": (Three(), ["part.0.narrow", "part.0.widen"], r"3 channels in blocks of \d+, [\d.]+x as large"),
+    "lost format": (Plain(), ["part.0"], r"a conversion makes it nchw: convolution in last brings it back"),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_is_named(kind, isa):
+    part, modules, text = FAULTS[kind]
+    report = explained(network(copy.deepcopy(part)))
+    (finding,) = report.findings
+    assert (finding.kind, finding.modules) == (kind, modules)
+    assert finding.seconds > 0
+    finding.share = 1.0
+    verdict = " ".join(report.verdict.split())
+    assert f"- {kind} in {', '.join(modules)} (" in verdict and re.search(text, verdict)
+
+
+def test_all_faults_at_once():
+    report = explained(network(*(copy.deepcopy(part) for part, *_ in FAULTS.values())))
+    assert {f.kind for f in report.findings} == set(FAULTS)
+
+
+def test_the_cost_of_a_fallback_has_the_reorder_back_in_it():
+    report = explained(network(Fallback()))
+    fallback = next(c for c in report.run.calls if c.fallback)
+    (back,) = (r for c in report.run.calls for r in c.reorders if r.origin is not None)
+    assert report.findings[0].seconds == fallback.seconds + back.seconds
+    assert [r.dst for r in fallback.reorders] == ["nchw"] and back.src == "nchw"
+
+
+def test_nothing_to_mend():
+    report = explained(network(nn.ReLU(), nn.BatchNorm2d(32)))
+    assert report.findings == []
+    assert report.verdict == "no reorders, no fallbacks: nothing to mend."
+
+
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_calls_have_modules_formats_and_algorithms(how):
+    model, x = network(nn.ReLU()), torch.randn(2, 3, 12, 12)
+    with how():
+        report = tb.explain(model, x)
+    block = tb.blocked.resolve(x.shape).tag
+    rows = [(c.module, c.operator, c.outputs[0].format) for c in report.run.calls if c.outputs and c.is_blocked]
+    names = "conv2d" if how is torch.inference_mode else "convolution"
+    assert [row for row in rows if row[1] != "detach"] == [
+        ("first", names, block), ("part.0", "relu", block), ("last", names, block)
+    ]  # fmt: skip
+    first, last = (c for c in report.run.calls if c.is_convolution)
+    assert (first.algorithm, last.algorithm) == ("first", "direct")
+    assert last.why and last.outputs[0].size == (2, 32, 8, 8) and last.inputs[0].dtype == "float32"
+
+
+def test_reorders_are_those_that_are_counted():
+    model = network(Fallback(), Plain())
+    x = torch.randn(1, 3, 12, 12)
+    with torch.no_grad(), tb.count() as counts:
+        model(x)
+    report = explained(model, x)
+    found = [r for c in report.run.calls for r in c.reorders]
+    assert len(found) == counts.reorders.total() and sum(r.nbytes for r in found) == counts.reorder_bytes
+    assert sum(1 for c in report.run.calls if c.fallback) == counts.fallbacks.total()
+    assert report.totals()["reorders"]["bytes"] == counts.reorder_bytes
+
+
+def test_weights_that_are_packed_on_every_call():
+    class Functional(nn.Module):
+        def forward(self, x):
+            return F.conv2d(x, torch.ones(32, 32, 1, 1))
+
+    (finding,) = explained(network(Functional())).findings
+    assert finding.kind == "weights" and finding.at_most and finding.modules == ["part.0"]
+
+
+def test_a_plain_input_and_a_plain_parameter():
+    class Embedding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.position = nn.Parameter(torch.ones(1, 32, 10, 10))
+
+        def forward(self, x):
+            return x + self.position
+
+    model = network(Embedding())
+    model.part[0].position.data = model.part[0].position.data.to_dense()
+    (finding,) = explained(model).findings
+    assert finding.kind == "reorder" and "part.0.position is plain" in finding.why
+    (finding,) = explained(nn.Conv2d(32, 32, 1).to(tb.blocked), torch.randn(1, 32, 4, 4)).findings
+    assert finding.kind == "reorder" and finding.remedy == "give it as x.to(tb.blocked)"
+
+
+@pytest.mark.parametrize(
+    "model, text",
+    [
+        (make_model("squeezenet1_1"), r"^No tensor is blocked. model.to\(tb.blocked\) makes its 26 convolutions"),
+        (nn.Flatten(), "nothing to mend"),
+    ],
+)
+def test_a_plain_model(model, text):
+    report = explained(model.eval(), torch.randn(1, 3, 64, 64))
+    assert re.search(text, report.verdict) and report.findings == []
+    assert all(c.outputs[0].format == "nchw" for c in report.run.calls if c.is_convolution)
+
+
+def test_a_function():
+    x = torch.randn(1, 17, 4, 4).to(tb.blocked)
+    report = explained(lambda x, power: (x**power).sum(), x, power=3)
+    assert [c.operator for c in report.run.calls] == ["pow", "sum"] and {c.module for c in report.run.calls} == {""}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("blocked", [False, True])
+def test_the_model_is_as_it_was(blocked, fails):
+    class Stateful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(2))
+
+        def forward(self, x):
+            self.seen = self.seen + x.numel()
+            if fails and int(self.seen[0]) >= 1:
+                raise RuntimeError("as planned")
+            return F.dropout(x)
+
+    model = network(nn.BatchNorm2d(32), Stateful()).train()
+    if not blocked:
+        model.to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 12, 12, requires_grad=True)
+    buffers, state = {k: b for k, b in model.named_buffers()}, copy.deepcopy(model.state_dict())
+    before, random, policy = x.detach().clone(), torch.get_rng_state(), copy.copy(tb.dispatch.fallback._State.policy)
+    hooks = nn.modules.module
+    if fails:
+        with pytest.raises(RuntimeError, match="as planned"):
+            tb.explain(model, x)
+    else:
+        tb.explain(model, x)
+    assert torch.equal(x, before) and x.grad is None and torch.equal(torch.get_rng_state(), random)
+    assert model.training and tb.dispatch.fallback._State.policy == policy and not tb.counting._listeners
+    assert not hooks._global_forward_hooks and not hooks._global_forward_pre_hooks
+    assert all(m._forward_hooks == {} and m._forward_pre_hooks == {} for m in model.modules())
+    assert all(b is buffers[k] for k, b in model.named_buffers())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_input_that_the_model_writes_to():
+    x = torch.randn(1, 3, 12, 12)
+    before = x.clone()
+    explained(nn.Sequential(nn.ReLU(inplace=True)), x)
+    assert torch.equal(x, before)
+
+
+def test_backward():
+    model, x = network(Fallback()), torch.randn(1, 3, 12, 12)
+    report = tb.explain(lambda x: model(x).sum().backward(), x)
+    operators = [c.operator for c in report.run.calls]
+    assert operators.count("convolution_backward") == 2 and "cummax" in operators
+
+
+def test_peak_memory():
+    size = 4 * 1024
+    report = explained(lambda x: ((x + 1) + 1).sum(), torch.zeros(1024))
+    assert 2 * size <= report.run.peak_bytes <= 2 * size + 64
+    report = explained(lambda x: x.view(2, 512).sum(), torch.zeros(1024))
+    assert report.run.peak_bytes <= 64
+
+
+@pytest.mark.parametrize("model", [3, None, "resnet18"])
+def test_what_is_no_model(model):
+    with pytest.raises(TypeError, match="explain takes a module or a function"):
+        tb.explain(model)
+
+
+def test_tensors_of_other_layouts():
+    report = explained(lambda x: torch.sparse.mm(x.to_sparse(), x).to_mkldnn().to_dense(), torch.eye(4))
+    assert report.run.calls
+
+
+# ---- What is made of it
+
+
+@pytest.fixture(scope="module")
+def report():
+    with tb.fallback("allow"):
+        return explained(network(Fallback(), Three(), Plain()))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_table_is_for_a_terminal_of_100_columns(report, whole):
+    lines = report.table(whole).splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    assert str(report) == report.table() and lines[0] in report.verdict
+    if whole:
+        assert sum(line.startswith(c.module[:21]) for c in report.run.calls for line in lines) >= len(report.run.calls)
+
+
+def test_long_names_are_cut():
+    model = nn.Sequential()
+    model.add_module("a_module_of_a_very_long_name", nn.Conv2d(3, 32, 1))
+    assert "…" in str(explained(model.to(tb.blocked)))
+
+
+def test_to_dict_is_json(report):
+    found = json.loads(json.dumps(report.to_dict()))
+    assert found["verdict"] == report.verdict and len(found["calls"]) == len(report.run.calls)
+    assert {f["kind"] for f in found["findings"]} == {f.kind for f in report.findings}
+    row = next(c for c in found["calls"] if c["fallback"])
+    assert row["module"] == "part.0" and row["reorders"][0]["nbytes"] > 0 and row["fallback"]["why"]
+
+
+def test_html(report):
+    page = report._repr_html_()
+    assert page.count("<tr>") == page.count("</tr>") > 4 and "part.0" in page and "&lt;" not in page.split("<table>")[0]
+
+
+def test_plot(report, tmp_path):
+    pytest.importorskip("matplotlib")
+    report.plot(tmp_path / "report.png")
+    assert (tmp_path / "report.png").stat().st_size > 1000
+
+
+def test_plot_without_matplotlib(report, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"^report.plot needs matplotlib: pip install matplotlib$"):
+        report.plot(tmp_path / "report.png")
+
+
+# ---- Compiled
+
+
+@pytest.mark.parametrize("backend", ["torch_blocked", "inductor"])
+def test_compiled(backend):
+    model = nn.Sequential(network(nn.BatchNorm2d(32), nn.ReLU(), Fallback(), Three()), nn.ReLU()).eval()
+    try:
+        report = explained(torch.compile(model, backend=backend))
+    finally:
+        torch._dynamo.reset()
+    assert report.run.how == "compiled"
+    convolutions = [c for c in report.run.calls if c.operator == "convolution"]
+    assert [c.outputs[0].size[1] for c in convolutions] == [32, 3, 32, 32]
+    assert all(c.seconds > 0 and c.module.startswith("graph ") for c in convolutions)
+    assert any(c.operator == "Inductor's own" for c in report.run.calls)
+    kinds = {f.kind for f in report.findings}
+    (graph,) = report.run.graphs
+    if backend == "torch_blocked":
+        assert kinds == {"fallback", "padding"} and "fallbacks: aten.cummax.default" in graph
+        assert "4 convolutions, 3 operators fused" in graph
+        assert convolutions[0].algorithm == "conv+norm"
+    else:
+        assert kinds == {"padding"} and "another backend" in graph
+    assert "graph " in str(report) and json.dumps(report.to_dict())
+
+
+# ---- The command
+
+
+def test_command(capsys, tmp_path):
+    main(["explain", "--model", "squeezenet1_1", "--input", "1x3x32x32", "--json", str(tmp_path / "r.json")])
+    assert "convolution" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r.json").read_text())["how"] == "eager"
+
+
+def make_linear():
+    return nn.Linear(4, 5)
+
+
+def fail():
+    raise ValueError("two\nlines")
+
+
+# Arguments -> what the one line on stderr says.
+WRONG = {
+    "--model nope": "unknown model 'nope'",
+    "--model test_explain:fail": "ValueError: two",
+    "--model test_explain:re": "is no function that makes a model",
+    "--model builtins:int": "makes a int, not a torch.nn.Module",
+    "--model squeezenet1_1 --input 3x4": "the model does not run on 3x4: RuntimeError",
+    "--model squeezenet1_1 --input 1xx3": "is no size such as 1x3x224x224",
+    "--model squeezenet1_1 --plain --blocked": "not allowed with",
+    "--model squeezenet1_1 --json no/such/folder": "is not a file in a folder that exists",
+    "": "required: --model",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_wrong_commands_end_in_one_line(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", *arguments.split()])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and WRONG[arguments] in error
+
+
+def test_command_of_a_model_of_ones_own(capsys):
+    main(["explain", "--model", "test_explain:make_linear", "--input", "2x4", "--whole", "--train"])
+    assert "addmm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "tier, flags, text",
+    [
+        ("avx512", "", "none: avx512 is the fastest"),
+        ("avx2", "avx2 fma", "avx512 needs a CPU with avx512f, avx512bw, avx512vl, avx512dq"),
+        ("avx2", "avx2 fma avx512f avx512bw avx512vl avx512dq", "avx512: unset ATEN_CPU_CAPABILITY"),
+        ("default", "fma", "avx2 needs a CPU with avx2"),
+        ("default", "avx2 fma", "avx2: unset ATEN_CPU_CAPABILITY"),
+    ],
+)
+def test_info_tells_of_a_faster_tier(tier, flags, text, monkeypatch, tmp_path, capsys):
+    (tmp_path / "cpuinfo").write_text(f"model name\t: some\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine.tb, "isa", lambda: tier)
+    main(["info"])
+    assert capsys.readouterr().out.splitlines()[-1] == f"faster tier    {text}"
+
+
+def test_example():
+    command = [sys.executable, "examples/explain_model.py", "--rounds", "2"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
+    rows = re.findall(r"^(fallback|padding|lost format) +[\d.]+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)
+    assert rows == ["fallback", "padding", "lost format"]

@@ -1,0 +1,90 @@
+"""`python -m torch_blocked explain`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import torch
+from torch import Tensor, nn
+
+import torch_blocked as tb
+from torch_blocked.benchmark.measure import num_threads
+from torch_blocked.benchmark.models import MODELS
+from torch_blocked.benchmark.report import UsageError, output_file, positive
+from torch_blocked.benchmark.train import factory
+from torch_blocked.explain.report import Report
+
+EXAMPLES = """examples:
+  python -m torch_blocked explain --model resnet50
+  python -m torch_blocked explain --model unet --input 1x3x256x256 --plain
+  python -m torch_blocked explain --model package.module:make_model --input 8x3x64x64 --json report.json
+  python -m torch_blocked explain --model mobilenet_v2 --compile
+"""
+
+
+def size(text: str) -> tuple[int, ...]:
+    """A size of the command line, such as 1x3x224x224."""
+    parts = text.split("x")
+    if not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 1x3x224x224")
+    return tuple(map(int, parts))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `explain`."""
+    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    known = f"{', '.join(MODELS)}, or package.module:factory, which gives a torch.nn.Module"
+    parser.add_argument("--model", required=True, metavar="NAME", help=known)
+    help_of_input = "size of a float32 input, one for each that the model takes (default 1x3x224x224)"
+    parser.add_argument("--input", type=size, nargs="+", default=[(1, 3, 224, 224)], metavar="SIZE", help=help_of_input)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--blocked", action="store_true", help="after model.to(tb.blocked), the default")
+    which.add_argument("--plain", action="store_true", help="the model as it is")
+    parser.add_argument("--compile", action="store_true", help='torch.compile(model, backend="torch_blocked")')
+    parser.add_argument(
+        "--train", action="store_true", help="in training mode, with gradients (default: eval, without)"
+    )
+    parser.add_argument("--threads", type=positive, help="threads (default: PyTorch's)")
+    parser.add_argument("--whole", action="store_true", help="rows that take next to no time, too")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write the report to FILE")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the report. UsageError for a model that cannot be made or does not take the inputs."""
+    torch.manual_seed(0)
+    model = _made(args.model).train(args.train)
+    if not args.plain:
+        model.to(tb.blocked)
+    if args.compile:
+        model = torch.compile(model, backend="torch_blocked")
+    inputs = [torch.randn(n) for n in args.input]
+    with num_threads(args.threads), torch.set_grad_enabled(args.train):
+        report = _explained(model, inputs)
+    print(report.table(args.whole))
+    if args.json:
+        args.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n")
+
+
+def _made(name: str) -> nn.Module:
+    make = factory(name)
+    try:
+        model = make()
+    except Exception as error:  # of the user's own function
+        raise _usage_error(name, error) from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name} makes a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _explained(model: nn.Module, inputs: list[Tensor]) -> Report:
+    try:
+        return tb.explain(model, *inputs)
+    except Exception as error:  # of the user's own model
+        sizes = ", ".join("x".join(map(str, x.shape)) for x in inputs)
+        raise _usage_error(f"the model does not run on {sizes}", error) from error
+
+
+def _usage_error(what: str, error: Exception) -> UsageError:
+    first = next(iter(str(error).splitlines()), "")
+    return UsageError(f"{what}: {type(error).__name__}: {first}")

@@ -1,0 +1,37 @@
+"""The report as a picture: calls along the time, one lane a kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch_blocked.explain.palette import COLOURS, kind
+
+if TYPE_CHECKING:
+    from torch_blocked.explain.report import Report
+
+NAMED = 0.04  # calls of this share of the time have their module's name beside them
+
+
+def draw(report: Report, path: str | Path) -> None:
+    """Writes the picture to a file, its kind by the name's suffix. ImportError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("report.plot needs matplotlib: pip install matplotlib") from None
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    axes = figure.subplots()
+    lanes, now = list(COLOURS), 0.0
+    for call in report.run.calls:
+        name, ms = kind(call), 1e3 * call.seconds
+        lane = lanes.index(name)
+        axes.barh(lane, ms, left=now, color=COLOURS[name], edgecolor="white", linewidth=0.3)
+        if report.share(call) >= NAMED:
+            label = f"{call.module} {call.operator}".strip()
+            axes.text(now, lane - 0.45, label, fontsize=6, rotation=20, va="bottom")
+        now += ms
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms in operators")
+    axes.set_title(report.verdict.splitlines()[0], fontsize=9, loc="left")
+    figure.savefig(path)
