@@ -125,6 +125,21 @@ bool transpose_blocks(const char* src, const int64_t* src_rows, char* dst, const
   return false;
 }
 
+// Src rows so far apart that all begin in the same few places of the first cache push each other out of it: their lines
+// are read once, a whole vector at a time. False where the rows are others.
+template <class T>
+bool transpose_aliased_rows(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+                            int64_t padded_rows, int64_t cols, bool stream) {
+  constexpr int tile_rows = 16, vector = vector_bytes / sizeof(T);
+  if constexpr (vector > tile_rows) {
+    if (rows < tile_rows || cols < vector || (src_rows[1] - src_rows[0]) % 2048 != 0) return false;
+    transpose_tiles<FromWideRows<T, vector_bytes, tile_rows, false>>(src, src_rows, dst, dst_rows, rows, padded_rows,
+                                                                     cols, stream);
+    return true;
+  }
+  return false;
+}
+
 template <class T>
 void transpose(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                int64_t padded_rows, int64_t cols, bool stream) {
@@ -136,6 +151,7 @@ void transpose(const char* src, const int64_t* src_rows, char* dst, const int64_
   if (transpose_blocks<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
+  if (transpose_aliased_rows<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   transpose_by<T, vector_bytes, std::max(2, 16 / int(sizeof(T)))>(src, src_rows, dst, dst_rows, rows, padded_rows, cols,
                                                                   stream);
 }
@@ -172,31 +188,22 @@ void copy_short_rows_of(const char* src, const int64_t* src_rows, char* dst, con
   }
 }
 
-// As many bytes in one vector, then zeros. The bytes after a row are read with it where another row comes later.
-template <class Half, int padded>
-[[gnu::always_inline]] inline Vector<padded> load_short_row(const char* src, int64_t size, bool last) {
-  const int64_t tail = size - sizeof(Half);
-  Vector<padded> row = {};
-  if constexpr (sizeof(Half) == 8 && padded >= 16) {
-    row[0] = load<uint64_t>(src);
-    row[1] = tail > 0 ? load<uint64_t>(src + tail) >> 8 * (8 - tail) : 0;
-  } else {
-    using Word = std::conditional_t<sizeof(Half) == 4, uint64_t, uint32_t>;
-    if (last) [[unlikely]]
-      row[0] = uint64_t(load<Half>(src)) | uint64_t(load<Half>(src + tail)) << 8 * tail;
-    else
-      row[0] = load<Word>(src) & (~uint64_t(0) >> (64 - 8 * size));
-  }
-  return row;
-}
-
-// A few channels in a block of `padded` bytes, written at once.
+// As many bytes, then zeros: a few channels in a block of `padded` bytes, written at once.
 template <class Half, int padded, bool stream>
 void pad_short_rows_of(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                        int64_t size) {
-  const int64_t last = src_rows[rows - 1] + size - 8;  // later rows may not be read 8 bytes at once
-  for (int64_t r = 0; r < rows; r++)
-    store<stream>(dst + dst_rows[r], load_short_row<Half, padded>(src + src_rows[r], size, src_rows[r] > last));
+  const int64_t tail = size - sizeof(Half);
+  for (int64_t r = 0; r < rows; r++) {
+    const uint64_t first = load<Half>(src + src_rows[r]), last = load<Half>(src + src_rows[r] + tail);
+    Vector<padded> row = {};
+    if constexpr (sizeof(Half) == 8 && padded >= 16) {
+      row[0] = first;
+      row[1] = tail > 0 ? last >> 8 * (8 - tail) : 0;
+    } else {
+      row[0] = first | last << 8 * tail;
+    }
+    store<stream>(dst + dst_rows[r], row);
+  }
 }
 
 template <class Half, bool stream>
