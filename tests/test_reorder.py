@@ -191,7 +191,7 @@ def assert_reordered(x, src_tag, dst_tag):
 
 # Long enough for whole vectors of pixels: rows that are a vector, a part of one, and that end in the middle of one.
 PIXELS = [(2, 16, 8, 16), (1, 8, 1, 67), (2, 3, 7, 19), (1, 21, 7, 19), (3, 40, 16, 16), (1, 64, 7, 7)]
-PIXELS += [(2, 3, 8, 16), (1, 3, 1, 17), (1, 48, 3, 5), (2, 32, 1, 9)]
+PIXELS += [(2, 3, 8, 16), (1, 3, 1, 17), (1, 48, 3, 5), (2, 32, 1, 9), (1, 2048, 3, 7)]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, f32, torch.float64, torch.complex128], ids=str)
