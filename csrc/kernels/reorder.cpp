@@ -126,15 +126,16 @@ bool transpose_blocks(const char* src, const int64_t* src_rows, char* dst, const
 }
 
 // Src rows so far apart that all begin in the same few places of the first cache push each other out of it: their lines
-// are read once, a whole vector at a time. False where the rows are others.
+// are read once, a whole vector at a time. False where the rows are others, or where dst goes past the caches, which
+// takes whole vectors of dst.
 template <class T>
 bool transpose_aliased_rows(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                             int64_t padded_rows, int64_t cols, bool stream) {
   constexpr int tile_rows = 16, vector = vector_bytes / sizeof(T);
   if constexpr (vector > tile_rows) {
-    if (rows < tile_rows || cols < vector || (src_rows[1] - src_rows[0]) % 2048 != 0) return false;
+    if (stream || rows < tile_rows || cols < vector || (src_rows[1] - src_rows[0]) % 2048 != 0) return false;
     transpose_tiles<FromWideRows<T, vector_bytes, tile_rows, false>>(src, src_rows, dst, dst_rows, rows, padded_rows,
-                                                                     cols, stream);
+                                                                     cols, false);
     return true;
   }
   return false;
