@@ -97,23 +97,6 @@ int64_t nbytes(const MemoryDesc& md, int64_t element_size) {
   return bytes;
 }
 
-// Makes one element of a few that lie side by side in both src and dst, as pairs of input channels do in 1x1 weights.
-void widen_elements(Plan& plan) {
-  constexpr int64_t widest = 8;
-  for (size_t a = 0; a < plan.axes.size(); a++) {
-    const Axis& axis = plan.axes[a];
-    const int64_t size = axis.dim * plan.element_size;
-    const bool adjacent = axis.src.affine() && axis.src.stride == plan.element_size && axis.dst.affine() &&
-                          axis.dst.stride == plan.element_size;
-    if (!adjacent || axis.dim != axis.padded || size > widest || (size & (size - 1)) != 0) continue;
-    plan.element_size = size;
-    plan.axes.erase(plan.axes.begin() + a);
-    return;
-  }
-}
-
-// ---- the plans
-
 // How many indices lie side by side, counted from any multiple of that number; 0 stands for all.
 int64_t run_length(const Offsets& offsets, int64_t element_size) {
   if (offsets.affine()) return offsets.stride == element_size ? 0 : 1;
@@ -128,6 +111,32 @@ Axis* unit_axis(Plan& plan, Offsets Axis::* side) {
     if (run_length(axis.*side, plan.element_size) != 1) return &axis;
   return nullptr;
 }
+
+// Whether the elements lie side by side along one axis in src and along another in dst.
+bool is_transpose(Plan& plan) {
+  const Axis *src = unit_axis(plan, &Axis::src), *dst = unit_axis(plan, &Axis::dst);
+  return src != nullptr && dst != nullptr && src != dst;
+}
+
+// Makes one element of a few that lie side by side in both src and dst, as pairs of input channels do in 1x1 weights,
+// where that makes a transpose of what would be copied in short rows: nhwc -> nChw16c of bytes.
+void widen_elements(Plan& plan) {
+  constexpr int64_t widest = 16;
+  for (size_t a = 0; a < plan.axes.size(); a++) {
+    const Axis& axis = plan.axes[a];
+    const int64_t size = axis.dim * plan.element_size;
+    const bool adjacent = axis.src.affine() && axis.src.stride == plan.element_size && axis.dst.affine() &&
+                          axis.dst.stride == plan.element_size;
+    if (!adjacent || axis.dim != axis.padded || size > widest || (size & (size - 1)) != 0) continue;
+    Plan wider = plan;
+    wider.element_size = size;
+    wider.axes.erase(wider.axes.begin() + a);
+    if (size < widest || is_transpose(wider)) plan = std::move(wider);
+    return;
+  }
+}
+
+// ---- the plans
 
 // The distance in memory of one step of the loop over an axis, on the side where it is shorter.
 int64_t distance(const Axis& axis) {
@@ -230,9 +239,8 @@ bool plan_copy(Plan& plan) {
 }
 
 bool plan_transpose(Plan& plan) {
-  Axis* unit_in_dst = unit_axis(plan, &Axis::dst);
-  Axis* unit_in_src = unit_axis(plan, &Axis::src);
-  if (unit_in_dst == nullptr || unit_in_src == nullptr || unit_in_dst == unit_in_src) return false;
+  if (!is_transpose(plan)) return false;
+  Axis *unit_in_src = unit_axis(plan, &Axis::src), *unit_in_dst = unit_axis(plan, &Axis::dst);
   unit_in_dst->role = Role::Rows;
   unit_in_src->role = Role::Cols;
   // The rows first where they are no whole vectors: extended, an axis takes loops that the other might have.

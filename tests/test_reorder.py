@@ -191,6 +191,7 @@ def assert_reordered(x, src_tag, dst_tag):
 
 # Long enough for whole vectors of pixels: rows that are a vector, a part of one, and that end in the middle of one.
 PIXELS = [(2, 16, 8, 16), (1, 8, 1, 67), (2, 3, 7, 19), (1, 21, 7, 19), (3, 40, 16, 16), (1, 64, 7, 7)]
+PIXELS += [(2, 3, 8, 16), (1, 3, 1, 17), (1, 48, 3, 5), (2, 32, 1, 9), (1, 2048, 3, 7)]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, f32, torch.float64, torch.complex128], ids=str)
@@ -207,7 +208,7 @@ def test_blocks_of_each_width(isa, guarded, size, dtype):
 # Too large for the caches: dst is written past them. Rows that begin within a cache line, and that do not.
 STREAMED = [((2, 64, 208, 208), f32), ((3, 67, 155, 155), f32), ((40, 19, 151, 151), torch.uint8)]
 STREAMED += [((3, 35, 210, 208), torch.float64), ((5, 48, 208, 208), torch.float16)]
-STREAMED += [((4, 3, 300, 301), f32), ((16, 3, 300, 300), torch.uint8)]  # a few channels, padded
+STREAMED += [((12, 3, 300, 301), f32), ((16, 3, 300, 300), torch.uint8)]  # a few channels, padded
 
 
 @pytest.mark.parametrize(("size", "dtype"), STREAMED, ids=str)

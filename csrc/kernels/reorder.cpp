@@ -75,6 +75,8 @@ void transpose_by(const char* src, const int64_t* src_rows, char* dst, const int
   else if (bytes / size <= 16 && cols >= bytes / size)
     transpose_tiles<FromWideRows<T, bytes, std::min(bytes / size, 16), true>>(src, src_rows, dst, dst_rows, rows,
                                                                               padded_rows, cols, stream);
+  else if constexpr (tile_cols * size > 16)
+    transpose_by<T, bytes / 2, tile_cols>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
   else if (cols < tile_cols)
     transpose_by<T, bytes, tile_cols / 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
   else
@@ -112,12 +114,28 @@ template <class T, int block>
 bool transpose_blocks(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                       int64_t padded_rows, int64_t cols, bool stream) {
   constexpr int size = sizeof(T);
-  if constexpr (block >= 2 && block * size < vector_bytes && size < 16) {
+  if constexpr (block >= 2 && block * size < vector_bytes) {
     if (padded_rows < block || padded_rows * size >= vector_bytes || cols < vector_bytes / size) return false;
     const auto run = padded_rows == block && follow_each_other(dst_rows, cols, block * size)
                          ? transpose_tiles<FromWideRows<T, vector_bytes, block, true>>
                          : transpose_tiles<FromWideRows<T, vector_bytes, block, false>>;
     run(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
+    return true;
+  }
+  return false;
+}
+
+// Src rows so far apart that all begin in the same few places of the first cache push each other out of it: their lines
+// are read once, a whole vector at a time. False where the rows are others, or where dst goes past the caches, which
+// takes whole vectors of dst.
+template <class T>
+bool transpose_aliased_rows(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+                            int64_t padded_rows, int64_t cols, bool stream) {
+  constexpr int tile_rows = 16, vector = vector_bytes / sizeof(T);
+  if constexpr (vector > tile_rows) {
+    if (stream || rows < tile_rows || cols < vector || (src_rows[1] - src_rows[0]) % 2048 != 0) return false;
+    transpose_tiles<FromWideRows<T, vector_bytes, tile_rows, false>>(src, src_rows, dst, dst_rows, rows, padded_rows,
+                                                                     cols, false);
     return true;
   }
   return false;
@@ -134,7 +152,8 @@ void transpose(const char* src, const int64_t* src_rows, char* dst, const int64_
   if (transpose_blocks<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
-  transpose_by<T, vector_bytes, std::max(1, 16 / int(sizeof(T)))>(src, src_rows, dst, dst_rows, rows, padded_rows, cols,
+  if (transpose_aliased_rows<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
+  transpose_by<T, vector_bytes, std::max(2, 16 / int(sizeof(T)))>(src, src_rows, dst, dst_rows, rows, padded_rows, cols,
                                                                   stream);
 }
 

@@ -31,11 +31,11 @@ Tensor reorder_cpu(const Tensor& src, SymIntArrayRef symbolic_size, IntArrayRef 
                    IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype) {
   const IntArrayRef size = known(symbolic_size);
   const at::ScalarType dst_dtype = dtype.value_or(src.scalar_type());
-  describe("reorder: src", src, size, src_blocking);  // checked before anything is done
+  MemoryDesc src_md = describe("reorder: src", src, size, src_blocking);  // checked before anything is done
   Tensor dst = empty_physical("reorder: dst", size, dst_order, dst_blocking, dst_dtype);
   if (dst.numel() == 0) return dst;
   const Tensor converted = dst_dtype == src.scalar_type() ? src.resolve_conj().resolve_neg() : convert(src, dst_dtype);
-  const MemoryDesc src_md = describe("reorder: src", converted, size, src_blocking);
+  if (!converted.is_same(src)) src_md = describe("reorder: src", converted, size, src_blocking);
   const MemoryDesc dst_md = describe("reorder: dst", dst, size, dst_blocking);
   or_out_of_memory("reorder", [&] {
     reorder(src_md, converted.const_data_ptr(), dst_md, dst.mutable_data_ptr(), dst.element_size(), num_threads());

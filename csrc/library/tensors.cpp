@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <atomic>
@@ -116,7 +117,7 @@ MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, 
     md.inner_blks[i] = block;
   }
   check_inner_numel(name, md);
-  std::vector<int64_t> expected;
+  c10::SmallVector<int64_t, max_ndims> expected;
   for (int d = 0; d < md.ndims; d++) expected.push_back(md.outer(d));
   for (int i = 0; i < md.inner_nblks; i++) expected.push_back(md.inner_blks[i]);
   TORCH_CHECK_VALUE(physical.sizes() == IntArrayRef(expected), name, " of size ", size, " and blocking ", blocking,
@@ -146,7 +147,7 @@ Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, Int
     md.inner_blks[i] = block;
   }
   check_inner_numel(name, md);
-  std::vector<int64_t> in_memory, back(size.size(), -1);
+  c10::SmallVector<int64_t, 2 * max_ndims> in_memory, back(size.size(), -1);
   TORCH_CHECK_VALUE(order.size() == size.size(), name, ": order ", order, " names each of ", size.size(), " axes once");
   for (const int64_t axis : order) {
     TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && back[axis] < 0, name, ": order ", order, " names each of ",

@@ -5,6 +5,9 @@
 - ``memcpy``: ``dst.copy_(src)`` of contiguous float32 that reads and writes as many bytes in all, by the same threads.
   Its dst is allocated once: as warm as the pool's.
 - ``torch``: ``x.contiguous(memory_format=...)`` where both sides are plain. Its dst is a new tensor of PyTorch's.
+
+A call costs some time before any byte moves, more for an operator with lists of numbers than for ``copy_``; that is
+measured on one element, and ``kernel`` is the ratio to memcpy without it on either side.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ COLUMNS = (
     Column("ms", "ms", 9, ".3f"),
     Column("gbytes_per_s", "GB/s", 8, ".1f"),
     Column("vs_memcpy", "/memcpy", 8, ".2f"),
+    Column("kernel_vs_memcpy", "kernel", 8, ".2f"),
     Column("vs_torch", "/torch", 8, ".2f"),
 )
 
@@ -104,7 +108,10 @@ def measure(case: Case, rounds: int) -> Row:
     """The row of one reorder."""
     runs, nbytes = contestants(case)
     row = {"name": case.name, **case._asdict(), "bytes": nbytes}
-    return row | throughput(medians(runs, rounds), nbytes)
+    times = medians(runs | calls(case), rounds)
+    call, copy_call = times.pop("call"), times.pop("copy_call")
+    kernel = (times["memcpy"] - copy_call) / max(times["blocked"] - call, 1e-9)
+    return row | {"call_us": 1e6 * call, "kernel_vs_memcpy": kernel} | throughput(times, nbytes)
 
 
 def contestants(case: Case) -> tuple[dict[str, Run], int]:
@@ -122,6 +129,15 @@ def contestants(case: Case) -> tuple[dict[str, Run], int]:
     if case.src in _MEMORY_FORMATS and case.dst in _MEMORY_FORMATS:
         runs["torch"] = lambda: src.contiguous(memory_format=_MEMORY_FORMATS[case.dst])
     return runs, nbytes
+
+
+def calls(case: Case) -> dict[str, Run]:
+    """The same reorder of one element, and a copy of one."""
+    src, dst = _random((1,) * len(case.size), DTYPES[case.dtype]).to(tb.format(case.src)), tb.format(case.dst)
+    physical, src_blocking = operand(src)
+    arguments = (physical, (1,) * len(case.size), src_blocking, dst.order, sum(dst.blocking, ()))
+    copy_src, copy_dst = torch.zeros(1), torch.zeros(1)
+    return {"call": lambda: library.reorder_op(*arguments), "copy_call": lambda: copy_dst.copy_(copy_src)}
 
 
 def _random(size: Size, dtype: torch.dtype) -> Tensor:
