@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _detect_infra_mode
 from torch_blocked import reorder
 from torch_blocked.dispatch import registry
 from torch_blocked.dispatch.fallback import assign
+from torch_blocked.equivalents import blocked_to_plain
 from torch_blocked.tensor import BlockedTensor
 
 
@@ -49,7 +50,10 @@ class _TracedCopy:
 
     def __init__(self, source: BlockedTensor) -> None:
         self.source = BlockedTensor(source._physical, source._blocking, source.shape)  # `source` may become another
-        self.whole = reorder.to_plain(source)
+        # The view's handler has made, and counted, the like: what it made is dropped from the graph.
+        self.whole = blocked_to_plain(source._physical, source.shape, sum(source._blocking, ())).clone(
+            memory_format=torch.contiguous_format
+        )
         self.written = self._writes()
 
     def _writes(self) -> tuple[int, int]:
