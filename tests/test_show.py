@@ -292,8 +292,10 @@ def test_text_of_a_small_tensor():
 
 def test_text_of_the_readme():
     readme = (ROOT / "README.md").read_text()
-    shown = re.search(r"## Look at the bytes.*?```\n\n```\n(.*?)```", readme, flags=re.DOTALL)[1]
-    assert str(tb.show("nChw4c", (1, 6, 2, 2))).startswith(shown)
+    shown = re.search(r"## Look at the bytes.*?```\n(\(a\).*?)```", readme, flags=re.DOTALL)[1]
+    picture = tb.show("nChw4c", dims=(1, 6, 2, 2))
+    assert shown in str(picture)
+    assert (ROOT / "docs" / "nChw4c.svg").read_text() == picture.svg
 
 
 # ---- positions in real memory
