@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^dependencies = \["\(torch[^"]*\)".*/\1/p' pyproject.toml)
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
-.PHONY: demo test opinfo lint format build sanitize clean
+.PHONY: demo test opinfo lint format docs build sanitize clean
 
 demo: build
 	$(BIN)/python examples/resnet50.py
@@ -24,6 +24,11 @@ lint: $(VENV)/.dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(SOURCES))
+
+# What is made of the docstrings and of tb.show.
+docs: build
+	$(BIN)/python -m torch_blocked reference > docs/reference.md
+	$(BIN)/python -m torch_blocked show nChw4c 1x6x2x2 -o docs/nChw4c.svg
 
 format: $(VENV)/.dependencies
 	$(BIN)/ruff check --fix .
