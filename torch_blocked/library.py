@@ -10,17 +10,20 @@ inner block first; a plain tensor's is empty.
     innermost in memory. dst is dense, its padding zero. Floating point to integer rounds to nearest even and saturates.
 
 ``torch_blocked::convolution(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding, dilation,
-groups, block, scale=None, shift=None, residual=None, activation="none") -> dst``
+groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0, residual_last=False) -> dst``
     Convolution of 1, 2 or 3 spatial dims, float32. src is plain (n, ic, id, ih, iw) or blocked; weight plain or
     blocked, of logical size (oc, ic / groups, kd, kh, kw); dst is (n, ceil(oc / block), od, oh, ow, block), d and h
     absent where there are fewer dims. After the sum, in this order: + bias, * scale + shift (a value a channel),
-    + residual (laid out as dst), activation ("none", "relu", "relu6").
+    + residual (laid out as dst), activation ("none", "relu", "relu6", "leaky_relu" of slope alpha, "sigmoid", "silu",
+    "hardsigmoid", "hardswish", "gelu", "gelu_tanh"); where `residual_last`, + residual after the activation.
 
 ``torch_blocked::convolution_transpose(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding,
-output_padding, dilation, groups, block) -> dst``
+output_padding, dilation, groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0,
+residual_last=False) -> dst``
     Transposed convolution of 1, 2 or 3 spatial dims, float32. src is blocked by `block` channels, weight plain or
     blocked by channels, of logical size (ic, oc / groups, kd, kh, kw); dst as above. Where src is the gradient of a
     `convolution`'s dst and the rest as there, dst is that of its src; output_padding then makes dst as large as that.
+    What follows the sum is as there.
 
 ``torch_blocked::convolution_weight_gradient(src, src_blocking, diff_dst, weight_size, weight_order, weight_blocking,
 stride, padding, dilation, groups) -> diff_weight``
@@ -245,8 +248,8 @@ def _convolution_fake(
     dilation: Sequence[int],
     groups: int,
     block: int,
-    *post_ops: Tensor | str | None,
-    **_: Tensor | str | None,
+    *post_ops: Tensor | str | float | bool | None,
+    **_: Tensor | str | float | bool | None,
 ) -> Tensor:
     spatial = [
         (src.size(2 + i) + 2 * padding[i] - dilation[i] * (weight_size[2 + i] - 1) - 1) // stride[i] + 1
@@ -269,6 +272,8 @@ def _convolution_transpose_fake(
     dilation: Sequence[int],
     groups: int,
     block: int,
+    *post_ops: Tensor | str | float | bool | None,
+    **_: Tensor | str | float | bool | None,
 ) -> Tensor:
     window = zip(
         src.shape[2 : len(weight_size)], weight_size[2:], stride, padding, dilation, output_padding, strict=True

@@ -13,18 +13,9 @@
 #include "../kernels/depthwise.h"
 #include "../memory_desc.h"
 #include "packed_weights.h"
+#include "post_ops.h"
 
 namespace torch_blocked {
-
-// Applied to the sum of products in this order: + bias, * scale + shift, + residual, clamp. Vectors have oc elements.
-struct PostOps {
-  const float* bias = nullptr;
-  const float* scale = nullptr;
-  const float* shift = nullptr;
-  const float* residual = nullptr;  // laid out as dst
-  bool clamp = false;
-  float lower = 0, upper = 0;
-};
 
 // Where the dst of one phase of a transposed convolution lies (transposed.cpp): its pixels are every step-th plane, row
 // and column of a dst of od x oh x ow.
@@ -60,6 +51,11 @@ struct Conv {
   int64_t dst_plane() const { return phase ? phase->step_d * phase->oh * phase->ow * block : oh * dst_row(); }
   int64_t dst_block() const { return phase ? phase->od * phase->oh * phase->ow * block : od * dst_plane(); }
   int64_t dst_step() const { return phase ? phase->step_w : 1; }  // of ConvArgs
+  // From here on dst, and what is laid out as it, begin `offset` floats further.
+  void advance_dst(int64_t offset) {
+    dst += offset;
+    if (post_ops.residual) post_ops.residual += offset;
+  }
   // The kernels whose vectors are one block wide, null where no build of them is.
   const ConvKernels* kernels() const;
 };
@@ -88,7 +84,7 @@ const Algorithm& choose(const Conv& conv, double uses);
 void convolve(const Conv& conv, const WeightKey* key);
 // The transposed convolution whose src and dst are conv's and whose wei is (ic, oc / groups, kh, kw): the gradient,
 // with respect to its src, of the convolution of these strides, paddings, dilations and groups from dst to src, whose
-// wei it is. src is blocked as dst; no residual.
+// wei it is. src is blocked as dst.
 void convolve_transposed(const Conv& conv, const WeightKey* key);
 // The gradient with respect to the weights of conv, whose wei_md describes diff_wei and whose dst and wei are not
 // looked at; diff_dst is laid out as dst. src is plain, without groups, or blocked as dst. Every byte of diff_wei is
@@ -153,9 +149,12 @@ class PaddedPostOps {
     e.shift = from(shift_, oc_block);
     e.keep = oc_block + blocks == conv_.oc_blocks() ? from(keep_, oc_block) : nullptr;
     e.residual = conv_.post_ops.residual ? conv_.post_ops.residual + offset : nullptr;
-    e.clamp = conv_.post_ops.clamp;
-    e.lower = conv_.post_ops.lower;
-    e.upper = conv_.post_ops.upper;
+    e.residual_last = conv_.post_ops.residual_last;
+    e.clamp = activation_.clamp;
+    e.lower = activation_.lower;
+    e.upper = activation_.upper;
+    e.activate = activate_;
+    e.alpha = conv_.post_ops.alpha;
     return e;
   }
 
@@ -164,6 +163,8 @@ class PaddedPostOps {
     return values.empty() ? nullptr : values.data() + oc_block * conv_.block;
   }
   const Conv& conv_;
+  const Activation activation_;
+  const Activate activate_;
   std::vector<float> bias_, scale_, shift_, keep_;
 };
 

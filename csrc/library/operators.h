@@ -20,11 +20,15 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
                        IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
                        IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
                        const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
-                       const std::optional<Tensor>& residual, c10::string_view activation);
+                       const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
+                       bool residual_last);
 Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
                                  IntArrayRef weight_size, IntArrayRef weight_blocking,
                                  const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
-                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block);
+                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                                 const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                                 const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
+                                 bool residual_last);
 Tensor convolution_weight_gradient_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& diff_dst,
                                        IntArrayRef weight_size, IntArrayRef weight_order, IntArrayRef weight_blocking,
                                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups);

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import fx
 
 from torch_blocked.compile.formats import block_weights
-from torch_blocked.compile.fusion import fuse
+from torch_blocked.compile.fusion import decompose, decompositions, fuse
 from torch_blocked.compile.hoist import Hoisted, hoist
 
 
@@ -29,18 +30,24 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
     if not block_weights(gm):
         return compile_fx(gm, example_inputs, config_patches=settings)
     settings = {"cpp_wrapper": True} | settings
+    training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
     with functorch_config.patch(enable_autograd_cache=False):
-        return compile_fx(gm, example_inputs, inner_compile=_compile_graph, config_patches=settings)
+        return compile_fx(
+            gm, example_inputs, inner_compile=_compile_graph, config_patches=settings,
+            decompositions=None if training else decompositions(),
+        )  # fmt: skip
 
 
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
     """Step 3 to 5, on the graph of physical tensors."""
     from torch._inductor.compile_fx import compile_fx_inner
 
+    if how.get("is_inference"):
+        fuse(gm)
+    decompose(gm)
     if not how.get("is_inference"):
         return compile_fx_inner(gm, example_inputs, **how)
-    fuse(gm)
     taken = hoist(gm, set(how.get("static_input_idxs", ())))
     if taken is None:
         return compile_fx_inner(gm, example_inputs, **how)
