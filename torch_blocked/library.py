@@ -25,6 +25,15 @@ residual_last=False) -> dst``
     `convolution`'s dst and the rest as there, dst is that of its src; output_padding then makes dst as large as that.
     What follows the sum is as there.
 
+``torch_blocked::convolution_out(dst, first_block, src, ..., block, scale=None, shift=None, activation="none",
+alpha=0)``, ``torch_blocked::convolution_transpose_out(dst, first_block, src, ...)``,
+``torch_blocked::copy_out(dst, first_block, src)``
+    The same without a residual, and a copy of `src`, into the channel blocks from `first_block` on of a dense dst with
+    as many or more of them, (n, blocks, od, oh, ow, block).
+
+``torch_blocked::new_empty(like, size) -> dst``
+    Dense and uninitialized, of the dtype of `like`, on the CPU, in memory of the pool.
+
 ``torch_blocked::convolution_weight_gradient(src, src_blocking, diff_dst, weight_size, weight_order, weight_blocking,
 stride, padding, dilation, groups) -> diff_weight``
     The gradient of `convolution` with respect to its weight, float32. src is blocked as diff_dst, or plain without
@@ -89,6 +98,10 @@ reorder_op = ops.reorder.default
 convolution_op = ops.convolution.default
 convolution_weight_gradient_op = ops.convolution_weight_gradient.default
 convolution_transpose_op = ops.convolution_transpose.default
+convolution_out_op = ops.convolution_out.default
+convolution_transpose_out_op = ops.convolution_transpose_out.default
+copy_out_op = ops.copy_out.default
+new_empty_op = ops.new_empty.default
 batch_norm_op = ops.batch_norm.default
 batch_norm_statistics_op = ops.batch_norm_statistics.default
 batch_norm_backward_op = ops.batch_norm_backward.default
@@ -280,6 +293,18 @@ def _convolution_transpose_fake(
     )
     spatial = [(n - 1) * s - 2 * pad + d * (k - 1) + 1 + out for n, k, s, pad, d, out in window]
     return src.new_empty([src.size(0), -(-weight_size[1] * groups // block), *spatial, block])
+
+
+@torch.library.register_fake("torch_blocked::convolution_out")
+@torch.library.register_fake("torch_blocked::convolution_transpose_out")
+@torch.library.register_fake("torch_blocked::copy_out")
+def _out_fake(dst: Tensor, first_block: int, src: Tensor, *_: object, **__: object) -> None:
+    pass
+
+
+@torch.library.register_fake("torch_blocked::new_empty")
+def _new_empty_fake(like: Tensor, size: Sequence[int]) -> Tensor:
+    return like.new_empty(size)
 
 
 @torch.library.register_fake("torch_blocked::convolution_weight_gradient")

@@ -32,7 +32,8 @@ struct Conv {
   int64_t n, groups, ic, ih, iw, oc, oh, ow, kh, kw;
   int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int64_t id = 1, od = 1, kd = 1, stride_d = 1, pad_d = 0, dilation_d = 1;
-  int64_t block;  // channels in a block of dst
+  int64_t block;           // channels in a block of dst
+  int64_t dst_blocks = 0;  // of an image where dst is a part of more channels; without a residual then
   std::optional<Phase> phase;
 
   MemoryDesc src_md, wei_md;
@@ -45,11 +46,12 @@ struct Conv {
   int64_t group_ic() const { return ic / groups; }
   int64_t group_oc() const { return oc / groups; }
   int64_t oc_blocks() const { return (oc + block - 1) / block; }
-  // Floats from one pixel, row, plane and block of channels of dst to the next.
+  // Floats from one pixel, row, plane, block of channels and image of dst to the next.
   int64_t dst_pixel() const { return dst_step() * block; }
   int64_t dst_row() const { return phase ? phase->step_h * phase->ow * block : ow * block; }
   int64_t dst_plane() const { return phase ? phase->step_d * phase->oh * phase->ow * block : oh * dst_row(); }
   int64_t dst_block() const { return phase ? phase->od * phase->oh * phase->ow * block : od * dst_plane(); }
+  int64_t dst_image() const { return (dst_blocks ? dst_blocks : oc_blocks()) * dst_block(); }
   int64_t dst_step() const { return phase ? phase->step_w : 1; }  // of ConvArgs
   // From here on dst, and what is laid out as it, begin `offset` floats further.
   void advance_dst(int64_t offset) {

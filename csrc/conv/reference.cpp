@@ -65,9 +65,11 @@ void run(const Conv& c) {
     for (int64_t row = begin; row < end; row++) {
       const int64_t oh = row % c.oh, od = row / c.oh % c.od, plane = row / c.oh / c.od;
       const int64_t oc_block = plane % c.oc_blocks(), n = plane / c.oc_blocks();
+      const int64_t first = n * c.dst_image() + oc_block * c.dst_block() + od * c.dst_plane() + oh * c.dst_row();
       for (int64_t ow = 0; ow < c.ow; ow++)
         for (int64_t lane = 0; lane < c.block; lane++) {
-          const int64_t oc = oc_block * c.block + lane, offset = row * c.dst_row() + ow * c.block + lane;
+          const int64_t oc = oc_block * c.block + lane;
+          const int64_t offset = first + ow * c.block + lane;
           c.dst[offset] = oc < c.oc ? c.post_ops.apply(pixel(c, src, wei, n, oc, od, oh, ow), oc, offset) : 0.f;
         }
     }

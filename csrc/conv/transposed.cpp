@@ -108,7 +108,7 @@ class ReadyPhase {
     Conv c = weights_.conv;
     c.n = images;
     c.src += first * c.src_md.strides[0];
-    c.advance_dst(first * c.oc_blocks() * c.dst_block());
+    c.advance_dst(first * c.dst_image());
     algorithm_.run(c);
   }
   // Depthwise: one block of channels of one image, by the calling thread alone.
@@ -117,7 +117,7 @@ class ReadyPhase {
     const int64_t channel = oc_block * c.block;
     c.src += image * c.src_md.strides[0] + oc_block * c.src_md.strides[1];
     c.wei += oc_block * c.wei_md.strides[0];
-    c.advance_dst((image * c.oc_blocks() + oc_block) * c.dst_block());
+    c.advance_dst(image * c.dst_image() + oc_block * c.dst_block());
     for (const float** values : {&c.post_ops.bias, &c.post_ops.scale, &c.post_ops.shift})
       if (*values) *values += channel;
     c.ic = c.oc = c.groups = std::min(c.block, c.oc - channel);
@@ -133,9 +133,12 @@ class ReadyPhase {
 // What no tap reaches, like all that has no phase, has a sum of nothing, before the post-ops.
 void fill(const Conv& c) {
   parallel_for(c.n * c.oc_blocks(), c.nthreads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin * c.dst_block(); i < end * c.dst_block(); i++) {
-      const int64_t oc = i / c.dst_block() % c.oc_blocks() * c.block + i % c.block;
-      c.dst[i] = oc < c.oc ? c.post_ops.apply(0, oc, i) : 0.f;
+    for (int64_t i = begin; i < end; i++) {
+      const int64_t oc_block = i % c.oc_blocks(), first = i / c.oc_blocks() * c.dst_image() + oc_block * c.dst_block();
+      for (int64_t offset = first; offset < first + c.dst_block(); offset++) {
+        const int64_t oc = oc_block * c.block + (offset - first) % c.block;
+        c.dst[offset] = oc < c.oc ? c.post_ops.apply(0, oc, offset) : 0.f;
+      }
     }
   });
 }

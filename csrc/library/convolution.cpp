@@ -145,6 +145,25 @@ struct PostOpArguments {
   }
 };
 
+// Makes channel blocks of `dst`, from the first_block-th on, the problem's dst.
+void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims) {
+  std::vector<int64_t> shape = dst_shape(c, ndims);
+  const int64_t blocks = shape[1];
+  TORCH_CHECK_TYPE(dst.scalar_type() == at::kFloat, "convolution: float32 only, got dst ", dst.scalar_type());
+  shape[1] = dst.dim() > 1 ? dst.size(1) : 0;
+  TORCH_CHECK_VALUE(
+      dst.sizes() == IntArrayRef(shape) && dst.is_contiguous() && first_block >= 0 && first_block <= shape[1] - blocks,
+      "convolution: dst is dense and has shape ", IntArrayRef(shape), " with room for ", blocks,
+      " blocks of channels from block ", first_block, " on, got ", dst.sizes());
+  c.dst_blocks = shape[1];
+  if (dst.numel() > 0) c.dst = dst.mutable_data_ptr<float>() + first_block * c.dst_block();
+}
+
+void set_operands(Conv& c, const Tensor& src, const Tensor& weight) {
+  c.src = src.const_data_ptr<float>();
+  c.wei = weight.const_data_ptr<float>();
+}
+
 }  // namespace
 
 Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
@@ -157,12 +176,25 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
   Tensor dst = empty_dst(c, weight_size.size());
   const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
   if (dst.numel() == 0) return dst;
-  c.src = src.const_data_ptr<float>();
-  c.wei = weight.const_data_ptr<float>();
+  set_operands(c, src, weight);
   c.dst = dst.mutable_data_ptr<float>();
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
   or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
   return dst;
+}
+
+void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src, IntArrayRef src_blocking,
+                         const Tensor& weight, IntArrayRef weight_size, IntArrayRef weight_blocking,
+                         const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                         IntArrayRef dilation, int64_t groups, int64_t block, const std::optional<Tensor>& scale,
+                         const std::optional<Tensor>& shift, c10::string_view activation, double alpha) {
+  Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
+  set_dst(c, dst, first_block, weight_size.size());
+  const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);
+  if (dst.numel() == 0) return;
+  set_operands(c, src, weight);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
 }
 
 static int64_t transposed_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t dilation, int64_t stride,
@@ -184,13 +216,10 @@ static void set_transposed_dst_size(Conv& c, int64_t spatial, IntArrayRef output
               c.ow, ", which is no size");
 }
 
-Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
-                                 IntArrayRef weight_size, IntArrayRef weight_blocking,
-                                 const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
-                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
-                                 const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
-                                 const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
-                                 bool residual_last) {
+static Conv transposed_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
+                               IntArrayRef weight_size, IntArrayRef weight_blocking, IntArrayRef stride,
+                               IntArrayRef padding, IntArrayRef output_padding, IntArrayRef dilation, int64_t groups,
+                               int64_t block) {
   Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups,
                             block, true);
   TORCH_CHECK_VALUE(c.src_md.single_block(1) == block && c.kernels() != nullptr,
@@ -200,15 +229,42 @@ Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, co
     TORCH_CHECK_VALUE(c.wei_md.inner_idxs[i] < 2, "convolution_transpose: a weight is blocked by channels only, got ",
                       weight_blocking);
   set_transposed_dst_size(c, weight_size.size() - 2, output_padding);
+  return c;
+}
+
+Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
+                                 IntArrayRef weight_size, IntArrayRef weight_blocking,
+                                 const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                                 const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                                 const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
+                                 bool residual_last) {
+  Conv c = transposed_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, output_padding,
+                              dilation, groups, block);
   Tensor dst = empty_dst(c, weight_size.size());
   const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
   if (dst.numel() == 0) return dst;
-  c.src = src.const_data_ptr<float>();
-  c.wei = weight.const_data_ptr<float>();
+  set_operands(c, src, weight);
   c.dst = dst.mutable_data_ptr<float>();
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
   or_out_of_memory("convolution_transpose", [&] { convolve_transposed(c, key ? &*key : nullptr); });
   return dst;
+}
+
+void convolution_transpose_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src, IntArrayRef src_blocking,
+                                   const Tensor& weight, IntArrayRef weight_size, IntArrayRef weight_blocking,
+                                   const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                                   IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                                   const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                                   c10::string_view activation, double alpha) {
+  Conv c = transposed_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, output_padding,
+                              dilation, groups, block);
+  set_dst(c, dst, first_block, weight_size.size());
+  const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);
+  if (dst.numel() == 0) return;
+  set_operands(c, src, weight);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  or_out_of_memory("convolution_transpose", [&] { convolve_transposed(c, key ? &*key : nullptr); });
 }
 
 Tensor convolution_weight_gradient_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& diff_dst,

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_blocked import library
+from torch_blocked.equivalents import batch_norm_aten
 
 aten = torch.ops.aten
 
@@ -188,21 +189,22 @@ def decompositions() -> dict:
 
 
 def decompose(gm: fx.GraphModule) -> None:
-    """Decomposes, in place, the activations that no convolution took."""
+    """Decomposes, in place, what no convolution took: activations and batch normalization, into Inductor's loops."""
     from torch._inductor.decomposition import select_decomp_table
 
-    table = select_decomp_table()
+    table = {**select_decomp_table(), library.batch_norm_op: batch_norm_aten}
     for node in gm.graph.nodes:
-        if node.target not in ACTIVATIONS or node.target not in table:
+        if node.target not in PATTERNS or node.target not in table:
             continue
-        src = node.args[0]
-        parts = make_fx(functools.partial(_call, node), decomposition_table=table)(src.meta["val"]).graph
-        (argument,) = parts.find_nodes(op="placeholder")
+        inputs = node.all_input_nodes
+        parts = make_fx(functools.partial(_call, node), decomposition_table=table)(*map(_value, inputs)).graph
+        arguments = dict(zip(parts.find_nodes(op="placeholder"), inputs, strict=True))
         with gm.graph.inserting_before(node):
-            node.replace_all_uses_with(gm.graph.graph_copy(parts, {argument: src}))
+            node.replace_all_uses_with(gm.graph.graph_copy(parts, arguments))
         gm.graph.erase_node(node)
     gm.recompile()
 
 
-def _call(node: fx.Node, src: Tensor) -> Tensor:
-    return node.target(src, *node.args[1:], **node.kwargs)
+def _call(node: fx.Node, *inputs: Tensor) -> Tensor:
+    values = dict(zip(node.all_input_nodes, inputs, strict=True))
+    return node.target(*fx.map_arg(node.args, values.__getitem__), **node.kwargs)

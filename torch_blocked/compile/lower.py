@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import fx
 
+from torch_blocked.compile.concat import concatenate_in_place
 from torch_blocked.compile.formats import block_weights
 from torch_blocked.compile.fusion import decompose, decompositions, fuse
 from torch_blocked.compile.hoist import Hoisted, hoist
@@ -45,6 +46,7 @@ def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[object], **how: 
 
     if how.get("is_inference"):
         fuse(gm)
+        concatenate_in_place(gm)
     decompose(gm)
     if not how.get("is_inference"):
         return compile_fx_inner(gm, example_inputs, **how)
