@@ -207,6 +207,13 @@ NETWORKS = {
     "returned": (
         lambda: Lambda(lambda m, x: torch.cat([m.a(x), m.b(x)], 1), a=conv(3, 16), b=conv(3, 16)), None, None,
     ),
+    "a constant": (
+        lambda: Lambda(
+            lambda m, x: m.c(torch.cat([m.a(m.p.weight[:, :, :1, :1].expand(x.size(0), 3, 8, 12)), m.b(x)], 1)),
+            a=conv(3, 16), b=conv(3, 16), c=conv(32, 5), p=conv(3, 1),
+        ),
+        0, 2,
+    ),
     "dense block": (lambda: Lambda(dense_block, **dense_block_layers()), 0, 3),
 }  # fmt: skip
 

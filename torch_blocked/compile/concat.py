@@ -121,7 +121,7 @@ def _following(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _replace(graph: fx.Graph, part: Part, whole: fx.Node) -> None:
-    """A view of the whole tensor in the place of a part of it; a copy for views of that, which its strides may not fit."""
+    """A view of the whole tensor in the place of a part; a copy for views of that, which its strides may not fit."""
     view = whole
     if part.blocks < whole.meta["val"].shape[1]:
         view = _call(graph, aten.slice.Tensor, whole, 1, part.first, part.first + part.blocks)

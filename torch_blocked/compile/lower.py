@@ -41,7 +41,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
 
 
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
-    """Step 3 to 5, on the graph of physical tensors."""
+    """Step 3 to 6, on the graph of physical tensors."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     if how.get("is_inference"):
