@@ -57,11 +57,21 @@ TORCH_LIBRARY(torch_blocked, m) {
       "convolution(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, Tensor? "
       "bias, "
       "int[] stride, int[] padding, int[] dilation, int groups, int block, Tensor? scale=None, Tensor? shift=None, "
-      "Tensor? residual=None, str activation='none') -> Tensor");
+      "Tensor? residual=None, str activation='none', float alpha=0, bool residual_last=False) -> Tensor");
   m.def(
       "convolution_transpose(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
-      "Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] dilation, int groups, int block) -> "
-      "Tensor");
+      "Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] dilation, int groups, int block, "
+      "Tensor? scale=None, Tensor? shift=None, Tensor? residual=None, str activation='none', float alpha=0, "
+      "bool residual_last=False) -> Tensor");
+  m.def(
+      "convolution_out(Tensor(a!) dst, int first_block, Tensor src, int[] src_blocking, Tensor weight, int[] "
+      "weight_size, int[] weight_blocking, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups, int "
+      "block, Tensor? scale=None, Tensor? shift=None, str activation='none', float alpha=0) -> ()");
+  m.def(
+      "convolution_transpose_out(Tensor(a!) dst, int first_block, Tensor src, int[] src_blocking, Tensor weight, int[] "
+      "weight_size, int[] weight_blocking, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] "
+      "dilation, int groups, int block, Tensor? scale=None, Tensor? shift=None, str activation='none', float alpha=0) "
+      "-> ()");
   m.def(
       "convolution_weight_gradient(Tensor src, int[] src_blocking, Tensor diff_dst, int[] weight_size, int[] "
       "weight_order, "
@@ -91,6 +101,8 @@ TORCH_LIBRARY(torch_blocked, m) {
       "upsample_backward(Tensor diff_dst, SymInt[] src_size, str mode, bool align_corners=False, float? scale_h=None, "
       "float? scale_w=None) -> Tensor");
   m.def("empty_like(Tensor like) -> Tensor");
+  m.def("new_empty(Tensor like, int[] size) -> Tensor", {at::Tag::nondeterministic_seeded});  // as ATen's empty_like
+  m.def("copy_out(Tensor(a!) dst, int first_block, Tensor src) -> ()");
   m.def("empty_cache() -> ()", torch_blocked::empty_cache);
   m.def("set_cache_limit(int bytes) -> int", torch_blocked::set_cache_limit);
   m.def("cached_bytes() -> int", torch_blocked::cached_bytes);
@@ -102,9 +114,13 @@ TORCH_LIBRARY(torch_blocked, m) {
 
 TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("empty_like", torch_blocked::empty_like_cpu);
+  m.impl("new_empty", torch_blocked::new_empty_cpu);
+  m.impl("copy_out", torch_blocked::copy_out_cpu);
   m.impl("reorder", torch_blocked::reorder_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
+  m.impl("convolution_out", torch_blocked::convolution_out_cpu);
   m.impl("convolution_transpose", torch_blocked::convolution_transpose_cpu);
+  m.impl("convolution_transpose_out", torch_blocked::convolution_transpose_out_cpu);
   m.impl("convolution_weight_gradient", torch_blocked::convolution_weight_gradient_cpu);
   m.impl("convolution_algorithm", torch_blocked::convolution_algorithm);
   m.impl("batch_norm", torch_blocked::batch_norm_cpu);

@@ -36,8 +36,9 @@ class Graphs(list):
 
     def post_ops(self):
         """(batch normalization, residual, activation) of each convolution."""
-        ops = [fusion.post_ops(n) for gm in self for n in gm.graph.nodes if n.target is CONVOLUTION]
-        return sorted((p.scale is not None, p.residual is not None, p.activation) for p in ops)
+        ops = [fusion.post_ops(n) for gm in self for n in gm.graph.nodes if n.target in fusion.CONVOLUTIONS]
+        last = {False: "", True: " then residual"}
+        return sorted((p.scale is not None, p.residual is not None, p.activation + last[p.residual_last]) for p in ops)
 
 
 @pytest.fixture
@@ -169,6 +170,64 @@ FUSED = {
     "relu before add": (
         lambda: Lambda(lambda m, x: m.a(x).relu() + m.b(x), a=conv(3, 17), b=conv(3, 17)),
         [(False, False, "relu"), (False, True, "none")],
+    ),
+    "sigmoid": (lambda: nn.Sequential(conv(3, 17), nn.Sigmoid(), conv(17, 5)), [(False, False, "sigmoid"), PLAIN]),
+    "silu": (lambda: nn.Sequential(conv(3, 17), nn.SiLU()), [(False, False, "silu")]),
+    "silu in place": (lambda: nn.Sequential(conv(3, 17), nn.SiLU(inplace=True)), [(False, False, "silu")]),
+    "hardsigmoid": (
+        lambda: nn.Sequential(conv(3, 17), nn.Hardsigmoid(), conv(17, 5)), [(False, False, "hardsigmoid"), PLAIN],
+    ),
+    "hardswish": (lambda: nn.Sequential(conv(3, 17), nn.Hardswish()), [(False, False, "hardswish")]),
+    "leaky_relu": (lambda: nn.Sequential(conv(3, 17), nn.LeakyReLU()), [(False, False, "leaky_relu")]),
+    "leaky_relu, slope": (lambda: nn.Sequential(conv(3, 17), nn.LeakyReLU(-0.7)), [(False, False, "leaky_relu")]),
+    "gelu": (lambda: nn.Sequential(conv(3, 17), nn.GELU()), [(False, False, "gelu")]),
+    "gelu, tanh": (lambda: nn.Sequential(conv(3, 17), nn.GELU("tanh")), [(False, False, "gelu_tanh")]),
+    "silu after batch_norm, depthwise": (
+        lambda: nn.Sequential(conv(3, 20), conv(20, 20, groups=20), nn.BatchNorm2d(20), nn.SiLU()),
+        [PLAIN, (True, False, "silu")],
+    ),
+    "all after a transposed convolution": (
+        lambda: Lambda(
+            lambda m, x: F.relu(m.b(m.c(m.a(x))) + m.d(x)), a=conv(3, 17), b=nn.BatchNorm2d(20), d=conv(3, 20),
+            c=nn.ConvTranspose2d(17, 20, 3, padding=1),
+        ),
+        [PLAIN, (False, True, "relu"), (True, False, "none")],
+    ),
+    "sigmoid after a transposed convolution": (
+        lambda: nn.Sequential(conv(3, 17), nn.ConvTranspose2d(17, 20, 2, 2), nn.Sigmoid(), conv(20, 5)),
+        [PLAIN, (False, False, "sigmoid"), PLAIN],
+    ),
+    "sigmoid, used twice": (
+        lambda: Lambda(
+            lambda m, x: (lambda y: m.b(y) + y[:, :5])(torch.sigmoid(m.a(x))), a=conv(3, 17), b=conv(17, 5)
+        ),
+        [(False, False, "sigmoid"), (False, True, "none")],
+    ),
+    "an activation that takes no convolution": (
+        lambda: Lambda(lambda m, x: F.silu(F.hardsigmoid(F.gelu(F.max_pool2d(m.a(x), 2)))), a=conv(3, 17)), [PLAIN],
+    ),
+    "silu, then add": (
+        lambda: Lambda(lambda m, x: (lambda y: F.silu(m.b(y)) + y)(m.a(x).sin()), a=conv(3, 17), b=conv(17, 17)),
+        [PLAIN, (False, True, "silu then residual")],
+    ),
+    "relu, then add, then relu": (
+        lambda: Lambda(
+            lambda m, x: (lambda y: F.relu(F.relu(m.b(y)) + y))(m.a(x).sin()), a=conv(3, 17), b=conv(17, 17)
+        ),
+        [PLAIN, (False, True, "relu then residual")],
+    ),
+    "relu, then add, then at most 6": (
+        lambda: Lambda(
+            lambda m, x: (lambda y: (F.relu(m.b(y)) + y).clamp(max=6))(10 * m.a(x)), a=conv(3, 17), b=conv(17, 17)
+        ),
+        [PLAIN, (False, True, "relu then residual")],
+    ),
+    "linear bottleneck": (
+        lambda: Lambda(
+            lambda m, x: (lambda y: y + m.m(m.c(F.relu6(m.n(m.b(y))))))(m.a(x)), a=conv(3, 17), b=conv(17, 34, 1),
+            n=nn.BatchNorm2d(34), c=conv(34, 17, 1), m=nn.BatchNorm2d(17),
+        ),
+        [PLAIN, (True, False, "relu6"), (True, True, "none")],
     ),
     "one more after relu": (lambda: nn.Sequential(conv(3, 17), nn.ReLU(), nn.ReLU6()), [(False, False, "relu")]),
 }  # fmt: skip

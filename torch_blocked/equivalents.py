@@ -77,7 +77,44 @@ def reorder_aten(
     return plain_to_blocked(plain, dst_order, dst_blocking)
 
 
-_ACTIVATIONS = {"none": lambda x: x, "relu": torch.relu, "relu6": F.relu6}
+# Of the answer and the parameter alpha.
+_ACTIVATIONS = {
+    "none": lambda x, _: x,
+    "relu": lambda x, _: torch.relu(x),
+    "relu6": lambda x, _: F.relu6(x),
+    "leaky_relu": F.leaky_relu,
+    "sigmoid": lambda x, _: torch.sigmoid(x),
+    "silu": lambda x, _: F.silu(x),
+    "hardsigmoid": lambda x, _: F.hardsigmoid(x),
+    "hardswish": lambda x, _: F.hardswish(x),
+    "gelu": lambda x, _: F.gelu(x),
+    "gelu_tanh": lambda x, _: F.gelu(x, approximate="tanh"),
+}
+
+
+def _with_post_ops(
+    y: Tensor,
+    block: int,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    alpha: float,
+    residual_last: bool,
+) -> Tensor:
+    """The physical tensor of a convolution's plain answer, after its post-ops."""
+    channels = (-1, *[1] * (y.dim() - 2))
+    if scale is not None:
+        y = y * scale.view(channels)
+    if shift is not None:
+        y = y + shift.view(channels)
+    other = None if residual is None else blocked_to_plain(residual, y.shape, (1, block))
+    if other is not None and not residual_last:
+        y = y + other
+    y = _ACTIVATIONS[activation](y, alpha)
+    if other is not None and residual_last:
+        y = y + other
+    return plain_to_blocked(y, range(y.dim()), (1, block))
 
 
 def convolution_aten(
@@ -96,20 +133,15 @@ def convolution_aten(
     shift: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
+    alpha: float = 0.0,
+    residual_last: bool = False,
 ) -> Tensor:
     """`convolution` in ATen operations: any device, differentiable."""
     ndim = len(weight_size)
     x = blocked_to_plain(src, (src.size(0), weight_size[1] * groups, *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
     y = torch.convolution(x, w, bias, stride, padding, dilation, False, [0] * (ndim - 2), groups)
-    channels = (-1, *[1] * (ndim - 2))
-    if scale is not None:
-        y = y * scale.view(channels)
-    if shift is not None:
-        y = y + shift.view(channels)
-    if residual is not None:
-        y = y + blocked_to_plain(residual, y.shape, (1, block))
-    return plain_to_blocked(_ACTIVATIONS[activation](y), range(ndim), (1, block))
+    return _with_post_ops(y, block, scale, shift, residual, activation, alpha, residual_last)
 
 
 def convolution_transpose_aten(
@@ -125,13 +157,19 @@ def convolution_transpose_aten(
     dilation: Sequence[int],
     groups: int,
     block: int,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    alpha: float = 0.0,
+    residual_last: bool = False,
 ) -> Tensor:
     """`convolution_transpose` in ATen operations: any device, differentiable."""
     ndim = len(weight_size)
     x = blocked_to_plain(src, (src.size(0), weight_size[0], *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
     y = torch.convolution(x, w, bias, stride, padding, dilation, True, output_padding, groups)
-    return plain_to_blocked(y, range(ndim), (1, block))
+    return _with_post_ops(y, block, scale, shift, residual, activation, alpha, residual_last)
 
 
 def convolution_weight_gradient_aten(

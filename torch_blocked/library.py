@@ -10,17 +10,29 @@ inner block first; a plain tensor's is empty.
     innermost in memory. dst is dense, its padding zero. Floating point to integer rounds to nearest even and saturates.
 
 ``torch_blocked::convolution(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding, dilation,
-groups, block, scale=None, shift=None, residual=None, activation="none") -> dst``
+groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0, residual_last=False) -> dst``
     Convolution of 1, 2 or 3 spatial dims, float32. src is plain (n, ic, id, ih, iw) or blocked; weight plain or
     blocked, of logical size (oc, ic / groups, kd, kh, kw); dst is (n, ceil(oc / block), od, oh, ow, block), d and h
     absent where there are fewer dims. After the sum, in this order: + bias, * scale + shift (a value a channel),
-    + residual (laid out as dst), activation ("none", "relu", "relu6").
+    + residual (laid out as dst), activation ("none", "relu", "relu6", "leaky_relu" of slope alpha, "sigmoid", "silu",
+    "hardsigmoid", "hardswish", "gelu", "gelu_tanh"); where `residual_last`, + residual after the activation.
 
 ``torch_blocked::convolution_transpose(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding,
-output_padding, dilation, groups, block) -> dst``
+output_padding, dilation, groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0,
+residual_last=False) -> dst``
     Transposed convolution of 1, 2 or 3 spatial dims, float32. src is blocked by `block` channels, weight plain or
     blocked by channels, of logical size (ic, oc / groups, kd, kh, kw); dst as above. Where src is the gradient of a
     `convolution`'s dst and the rest as there, dst is that of its src; output_padding then makes dst as large as that.
+    What follows the sum is as there.
+
+``torch_blocked::convolution_out(dst, first_block, src, ..., block, scale=None, shift=None, activation="none",
+alpha=0)``, ``torch_blocked::convolution_transpose_out(dst, first_block, src, ...)``,
+``torch_blocked::copy_out(dst, first_block, src)``
+    The same without a residual, and a copy of `src`, into the channel blocks from `first_block` on of a dense dst with
+    as many or more of them, (n, blocks, od, oh, ow, block).
+
+``torch_blocked::new_empty(like, size) -> dst``
+    Dense and uninitialized, of the dtype of `like`, on the CPU, in memory of the pool.
 
 ``torch_blocked::convolution_weight_gradient(src, src_blocking, diff_dst, weight_size, weight_order, weight_blocking,
 stride, padding, dilation, groups) -> diff_weight``
@@ -88,6 +100,10 @@ reorder_op = ops.reorder.default
 convolution_op = ops.convolution.default
 convolution_weight_gradient_op = ops.convolution_weight_gradient.default
 convolution_transpose_op = ops.convolution_transpose.default
+convolution_out_op = ops.convolution_out.default
+convolution_transpose_out_op = ops.convolution_transpose_out.default
+copy_out_op = ops.copy_out.default
+new_empty_op = ops.new_empty.default
 batch_norm_op = ops.batch_norm.default
 batch_norm_statistics_op = ops.batch_norm_statistics.default
 batch_norm_backward_op = ops.batch_norm_backward.default
@@ -256,8 +272,8 @@ def _convolution_fake(
     dilation: Sequence[int],
     groups: int,
     block: int,
-    *post_ops: Tensor | str | None,
-    **_: Tensor | str | None,
+    *post_ops: Tensor | str | float | bool | None,
+    **_: Tensor | str | float | bool | None,
 ) -> Tensor:
     spatial = [
         (src.size(2 + i) + 2 * padding[i] - dilation[i] * (weight_size[2 + i] - 1) - 1) // stride[i] + 1
@@ -280,12 +296,26 @@ def _convolution_transpose_fake(
     dilation: Sequence[int],
     groups: int,
     block: int,
+    *post_ops: Tensor | str | float | bool | None,
+    **_: Tensor | str | float | bool | None,
 ) -> Tensor:
     window = zip(
         src.shape[2 : len(weight_size)], weight_size[2:], stride, padding, dilation, output_padding, strict=True
     )
     spatial = [(n - 1) * s - 2 * pad + d * (k - 1) + 1 + out for n, k, s, pad, d, out in window]
     return src.new_empty([src.size(0), -(-weight_size[1] * groups // block), *spatial, block])
+
+
+@torch.library.register_fake("torch_blocked::convolution_out")
+@torch.library.register_fake("torch_blocked::convolution_transpose_out")
+@torch.library.register_fake("torch_blocked::copy_out")
+def _out_fake(dst: Tensor, first_block: int, src: Tensor, *_: object, **__: object) -> None:
+    pass
+
+
+@torch.library.register_fake("torch_blocked::new_empty")
+def _new_empty_fake(like: Tensor, size: Sequence[int]) -> Tensor:
+    return like.new_empty(size)
 
 
 @torch.library.register_fake("torch_blocked::convolution_weight_gradient")

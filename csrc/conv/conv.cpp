@@ -178,7 +178,15 @@ static std::vector<float> padded(const float* values, int64_t count, int64_t pad
   return copy;
 }
 
-PaddedPostOps::PaddedPostOps(const Conv& conv) : conv_(conv) {
+static Activate kernel_of(const Conv& conv) {
+  const auto kernel = conv.post_ops.activation ? conv.post_ops.activation->kernel : nullptr;
+  return kernel ? conv.kernels()->activations->*kernel : nullptr;
+}
+
+PaddedPostOps::PaddedPostOps(const Conv& conv)
+    : conv_(conv),
+      activation_(conv.post_ops.activation ? *conv.post_ops.activation : Activation{}),
+      activate_(kernel_of(conv)) {
   const int64_t oc = conv.oc, count = conv.oc_blocks() * conv.block;
   bias_ = padded(conv.post_ops.bias, oc, count);
   scale_ = padded(conv.post_ops.scale, oc, count);

@@ -13,18 +13,9 @@
 #include "../kernels/depthwise.h"
 #include "../memory_desc.h"
 #include "packed_weights.h"
+#include "post_ops.h"
 
 namespace torch_blocked {
-
-// Applied to the sum of products in this order: + bias, * scale + shift, + residual, clamp. Vectors have oc elements.
-struct PostOps {
-  const float* bias = nullptr;
-  const float* scale = nullptr;
-  const float* shift = nullptr;
-  const float* residual = nullptr;  // laid out as dst
-  bool clamp = false;
-  float lower = 0, upper = 0;
-};
 
 // Where the dst of one phase of a transposed convolution lies (transposed.cpp): its pixels are every step-th plane, row
 // and column of a dst of od x oh x ow.
@@ -41,7 +32,8 @@ struct Conv {
   int64_t n, groups, ic, ih, iw, oc, oh, ow, kh, kw;
   int64_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   int64_t id = 1, od = 1, kd = 1, stride_d = 1, pad_d = 0, dilation_d = 1;
-  int64_t block;  // channels in a block of dst
+  int64_t block;           // channels in a block of dst
+  int64_t dst_blocks = 0;  // of an image where dst is a part of more channels; without a residual then
   std::optional<Phase> phase;
 
   MemoryDesc src_md, wei_md;
@@ -54,12 +46,18 @@ struct Conv {
   int64_t group_ic() const { return ic / groups; }
   int64_t group_oc() const { return oc / groups; }
   int64_t oc_blocks() const { return (oc + block - 1) / block; }
-  // Floats from one pixel, row, plane and block of channels of dst to the next.
+  // Floats from one pixel, row, plane, block of channels and image of dst to the next.
   int64_t dst_pixel() const { return dst_step() * block; }
   int64_t dst_row() const { return phase ? phase->step_h * phase->ow * block : ow * block; }
   int64_t dst_plane() const { return phase ? phase->step_d * phase->oh * phase->ow * block : oh * dst_row(); }
   int64_t dst_block() const { return phase ? phase->od * phase->oh * phase->ow * block : od * dst_plane(); }
+  int64_t dst_image() const { return (dst_blocks ? dst_blocks : oc_blocks()) * dst_block(); }
   int64_t dst_step() const { return phase ? phase->step_w : 1; }  // of ConvArgs
+  // From here on dst, and what is laid out as it, begin `offset` floats further.
+  void advance_dst(int64_t offset) {
+    dst += offset;
+    if (post_ops.residual) post_ops.residual += offset;
+  }
   // The kernels whose vectors are one block wide, null where no build of them is.
   const ConvKernels* kernels() const;
 };
@@ -88,7 +86,7 @@ const Algorithm& choose(const Conv& conv, double uses);
 void convolve(const Conv& conv, const WeightKey* key);
 // The transposed convolution whose src and dst are conv's and whose wei is (ic, oc / groups, kh, kw): the gradient,
 // with respect to its src, of the convolution of these strides, paddings, dilations and groups from dst to src, whose
-// wei it is. src is blocked as dst; no residual.
+// wei it is. src is blocked as dst.
 void convolve_transposed(const Conv& conv, const WeightKey* key);
 // The gradient with respect to the weights of conv, whose wei_md describes diff_wei and whose dst and wei are not
 // looked at; diff_dst is laid out as dst. src is plain, without groups, or blocked as dst. Every byte of diff_wei is
@@ -153,9 +151,12 @@ class PaddedPostOps {
     e.shift = from(shift_, oc_block);
     e.keep = oc_block + blocks == conv_.oc_blocks() ? from(keep_, oc_block) : nullptr;
     e.residual = conv_.post_ops.residual ? conv_.post_ops.residual + offset : nullptr;
-    e.clamp = conv_.post_ops.clamp;
-    e.lower = conv_.post_ops.lower;
-    e.upper = conv_.post_ops.upper;
+    e.residual_last = conv_.post_ops.residual_last;
+    e.clamp = activation_.clamp;
+    e.lower = activation_.lower;
+    e.upper = activation_.upper;
+    e.activate = activate_;
+    e.alpha = conv_.post_ops.alpha;
     return e;
   }
 
@@ -164,6 +165,8 @@ class PaddedPostOps {
     return values.empty() ? nullptr : values.data() + oc_block * conv_.block;
   }
   const Conv& conv_;
+  const Activation activation_;
+  const Activate activate_;
   std::vector<float> bias_, scale_, shift_, keep_;
 };
 

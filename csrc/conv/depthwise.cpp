@@ -142,7 +142,7 @@ struct Strip {
 // The columns of a run, with what `a` says of the filter: tiles of one width, then what is left.
 void compute_columns(const Plan& plan, const Strip& strip, const ColumnRun& run, DepthwiseArgs a) {
   const Conv& c = plan.conv;
-  const int64_t row_offset = a.src_offset, plane = (strip.n * plan.oc_blocks + strip.oc_block) * c.dst_block() +
+  const int64_t row_offset = a.src_offset, plane = strip.n * c.dst_image() + strip.oc_block * c.dst_block() +
                                                    strip.od * c.dst_plane() + strip.oh * c.dst_row();
   a.taps = run.taps.data();
   for (int64_t col = run.begin, cols = run.cols; col < run.end; col += cols * a.ntiles) {

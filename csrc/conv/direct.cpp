@@ -121,7 +121,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
   const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
-  const int64_t plane = (tile.n * c.oc_blocks() + first_block) * c.dst_block() + tile.od * c.dst_plane();
+  const int64_t plane = tile.n * c.dst_image() + first_block * c.dst_block() + tile.od * c.dst_plane();
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pairs_of_rows && row + 1 < tile.rows;
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);

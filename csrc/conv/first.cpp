@@ -86,7 +86,7 @@ void run(const Conv& c) {
         for (int64_t channel = 0; channel < c.ic; channel++)
           plan.window.fill(src + channel * c.src_md.strides[1], od, kd, row_begin, row_end - row_begin,
                            window + (kd * c.ic + channel) * plan.plane, plan.kernels.copy_plain);
-      const int64_t dst = n * c.oc_blocks() * c.dst_block() + od * c.dst_plane();
+      const int64_t dst = n * c.dst_image() + od * c.dst_plane();
       for (int64_t oc_block = 0; oc_block < c.oc_blocks(); oc_block += 2)  // two blocks' weights stay in L1
         for (int64_t oh = row_begin; oh < row_end; oh++) {
           const int64_t row = (oh - row_begin) * plan.window.rows_per_dst * plan.window.row_size;

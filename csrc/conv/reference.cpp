@@ -58,16 +58,6 @@ float pixel(const Conv& c, const Offsets& src, const Offsets& wei, int64_t n, in
   return sum;
 }
 
-float apply(const PostOps& ops, float value, int64_t oc, int64_t offset) {
-  if (ops.bias) value += ops.bias[oc];
-  if (ops.scale) value *= ops.scale[oc];
-  if (ops.shift) value += ops.shift[oc];
-  if (ops.residual) value += ops.residual[offset];
-  // Written so that NaN stays NaN.
-  if (ops.clamp) value = value < ops.lower ? ops.lower : value > ops.upper ? ops.upper : value;
-  return value;
-}
-
 void run(const Conv& c) {
   const Offsets src(c.src_md), wei(c.wei_md);
   const int64_t rows = c.n * c.oc_blocks() * c.od * c.oh;
@@ -75,10 +65,12 @@ void run(const Conv& c) {
     for (int64_t row = begin; row < end; row++) {
       const int64_t oh = row % c.oh, od = row / c.oh % c.od, plane = row / c.oh / c.od;
       const int64_t oc_block = plane % c.oc_blocks(), n = plane / c.oc_blocks();
+      const int64_t first = n * c.dst_image() + oc_block * c.dst_block() + od * c.dst_plane() + oh * c.dst_row();
       for (int64_t ow = 0; ow < c.ow; ow++)
         for (int64_t lane = 0; lane < c.block; lane++) {
-          const int64_t oc = oc_block * c.block + lane, offset = row * c.dst_row() + ow * c.block + lane;
-          c.dst[offset] = oc < c.oc ? apply(c.post_ops, pixel(c, src, wei, n, oc, od, oh, ow), oc, offset) : 0.f;
+          const int64_t oc = oc_block * c.block + lane;
+          const int64_t offset = first + ow * c.block + lane;
+          c.dst[offset] = oc < c.oc ? c.post_ops.apply(pixel(c, src, wei, n, oc, od, oh, ow), oc, offset) : 0.f;
         }
     }
   });

@@ -92,7 +92,7 @@ Conv phase(const Conv& given, const PhaseAxis& d, const PhaseAxis& h, const Phas
   c.ow = w.dst, c.kw = w.taps, c.dilation_w = w.dilation, c.pad_w = w.pad, c.stride_w = 1;
   if (given.stride_d == 1 && given.stride_h == 1 && given.stride_w == 1) return c;  // dst is whole
   c.phase = Phase{given.stride_d, given.stride_h, given.stride_w, given.od, given.oh, given.ow};
-  c.dst += d.first * given.dst_plane() + h.first * given.dst_row() + w.first * given.dst_pixel();
+  c.advance_dst(d.first * given.dst_plane() + h.first * given.dst_row() + w.first * given.dst_pixel());
   return c;
 }
 
@@ -108,7 +108,7 @@ class ReadyPhase {
     Conv c = weights_.conv;
     c.n = images;
     c.src += first * c.src_md.strides[0];
-    c.dst += first * c.oc_blocks() * c.dst_block();
+    c.advance_dst(first * c.dst_image());
     algorithm_.run(c);
   }
   // Depthwise: one block of channels of one image, by the calling thread alone.
@@ -117,8 +117,9 @@ class ReadyPhase {
     const int64_t channel = oc_block * c.block;
     c.src += image * c.src_md.strides[0] + oc_block * c.src_md.strides[1];
     c.wei += oc_block * c.wei_md.strides[0];
-    c.dst += (image * c.oc_blocks() + oc_block) * c.dst_block();
-    if (c.post_ops.bias) c.post_ops.bias += channel;
+    c.advance_dst(image * c.dst_image() + oc_block * c.dst_block());
+    for (const float** values : {&c.post_ops.bias, &c.post_ops.scale, &c.post_ops.shift})
+      if (*values) *values += channel;
     c.ic = c.oc = c.groups = std::min(c.block, c.oc - channel);
     c.n = c.nthreads = 1;
     algorithm_.run(c);
@@ -129,17 +130,15 @@ class ReadyPhase {
   ReorderedWeights weights_;
 };
 
-// What no tap reaches has the bias, like all that has no phase.
+// What no tap reaches, like all that has no phase, has a sum of nothing, before the post-ops.
 void fill(const Conv& c) {
-  const PaddedPostOps post_ops(c);
   parallel_for(c.n * c.oc_blocks(), c.nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-      float* const dst = c.dst + i * c.dst_block();
-      const float* const bias = post_ops.at(i % c.oc_blocks(), 1, 0).bias;
-      if (bias == nullptr)
-        std::fill_n(dst, c.dst_block(), 0.f);
-      else
-        for (int64_t pixel = 0; pixel < c.dst_block(); pixel += c.block) std::copy_n(bias, c.block, dst + pixel);
+      const int64_t oc_block = i % c.oc_blocks(), first = i / c.oc_blocks() * c.dst_image() + oc_block * c.dst_block();
+      for (int64_t offset = first; offset < first + c.dst_block(); offset++) {
+        const int64_t oc = oc_block * c.block + (offset - first) % c.block;
+        c.dst[offset] = oc < c.oc ? c.post_ops.apply(0, oc, offset) : 0.f;
+      }
     }
   });
 }

@@ -158,7 +158,7 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
 
 void transform_dst(const Plan& plan, const Tile& tile, int64_t oc_block, const float* products) {
   const Conv& c = plan.conv;
-  const int64_t offset = (tile.n * plan.oc_blocks + oc_block) * c.dst_block() + tile.od * c.dst_plane() +
+  const int64_t offset = tile.n * c.dst_image() + oc_block * c.dst_block() + tile.od * c.dst_plane() +
                          tile.row * c.dst_row() + tile.col * c.block;
   plan.transforms.dst(products, plan.dst_plane(), c.dst + offset, c.dst_row(),
                       std::min(plan.transforms.m, c.oh - tile.row), std::min(plan.transforms.m, c.ow - tile.col),

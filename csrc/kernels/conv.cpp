@@ -58,7 +58,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
       if (!first)
         UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c] =
             acc[b][r * Cols + c] + Vec::loadu(pixels + r * dst_row + c * dst_pixel);
-      if (last) finish<Rows, Cols>(a.epilogue, b * block, dst_block, dst_row, acc[b]);
+      if (last) finish<Rows, Cols>(a.epilogue, b * block, dst_block, dst_row, dst_pixel, acc[b]);
       UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
         float* const pixel = pixels + r * dst_row + c * dst_pixel;
         if (plain && stream)
@@ -105,6 +105,7 @@ constexpr ConvKernels make_table() {
   fill<2, 1, 2>(table.plain_row[1][1], cols);
   table.depthwise = &TORCH_BLOCKED_TIER_NAME(depthwise_kernels);
   table.weight_gradient = &TORCH_BLOCKED_TIER_NAME(weight_gradient_kernels);
+  table.activations = &TORCH_BLOCKED_TIER_NAME(activation_kernels);
   table.copy_pixels = copy_pixels;
   table.copy_plain = copy_plain;
   return table;

@@ -6,11 +6,13 @@
 #include <cstdint>
 
 #include "../isa.h"
+#include "activation.h"
 
 namespace torch_blocked {
 
-// What follows the sum of products, in this order: * scale + shift, + residual, clamp to [lower, upper].
-// All pointers are at the call's first output channel and pixel; null means absent.
+// What follows the sum of products, in this order: * scale + shift, + residual, clamp to [lower, upper], activate;
+// where residual_last, + residual after them. All pointers are at the call's first output channel and pixel; null means
+// absent.
 struct Epilogue {
   const float* bias = nullptr;  // the accumulators' first value
   const float* scale = nullptr;
@@ -18,7 +20,9 @@ struct Epilogue {
   const float* residual = nullptr;  // laid out as dst
   const float* keep = nullptr;      // all-ones bits for each real channel of the last block, zero bits for padding
   float lower = 0, upper = 0;
-  bool clamp = false;
+  Activate activate = nullptr;  // with the parameter alpha
+  float alpha = 0;
+  bool clamp = false, residual_last = false;
 };
 
 // src element of (ic block k, tap t, lane i, pixel r, c): src[k * src_block + taps[t] + i + r * src_row + c * pixel];
@@ -59,6 +63,7 @@ struct ConvKernels {
   ConvKernel plain_row[conv_max_plain_stride][2][conv_max_cols];
   const DepthwiseKernels* depthwise;
   const WeightGradientKernels* weight_gradient;
+  const ActivationKernels* activations;
 
   // dst[j] = src[j * stride] for n pixels of one block, or (plain) of one element.
   void (*copy_pixels)(const float* src, int64_t stride, float* dst, int64_t n);

@@ -51,7 +51,7 @@ struct Tile {
     if (a.last) {
       Epilogue epilogue = a.epilogue;
       if (epilogue.residual) epilogue.residual += dst - a.dst;
-      finish<1, Cols>(epilogue, 0, 0, 0, acc);
+      finish<1, Cols>(epilogue, 0, 0, 0, dst_pixel, acc);
     }
     if (a.stream)
       UNROLL for (int c = 0; c < Cols; c++) store_streamed(acc[c], dst + c * dst_pixel);

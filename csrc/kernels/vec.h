@@ -53,21 +53,37 @@ inline void store_streamed(const Vec& vec, float* dst) {
 }
 
 template <int Rows, int Cols>
-inline void finish(const Epilogue& e, int64_t channel, int64_t dst_block, int64_t dst_row, Vec (&acc)[Rows * Cols]) {
+inline void add_residual(const float* residual, int64_t dst_row, int64_t dst_pixel, Vec (&acc)[Rows * Cols]) {
+  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
+      acc[r * Cols + c] + Vec::loadu(residual + r * dst_row + c * dst_pixel);
+}
+
+// By way of memory: a function call leaves no vector in its register.
+template <int Count>
+inline void activate(const Epilogue& e, Vec (&acc)[Count]) {
+  alignas(64) float values[Count * block];
+  UNROLL for (int p = 0; p < Count; p++) acc[p].store(values + p * block);
+  e.activate(values, Count, e.alpha);
+  UNROLL for (int p = 0; p < Count; p++) acc[p] = Vec::loadu(values + p * block);
+}
+
+// The epilogue of Rows x Cols pixels of the block of channels from `channel` on.
+template <int Rows, int Cols>
+inline void finish(const Epilogue& e, int64_t channel, int64_t dst_block, int64_t dst_row, int64_t dst_pixel,
+                   Vec (&acc)[Rows * Cols]) {
+  const float* const residual = e.residual ? e.residual + channel / block * dst_block : nullptr;
   if (e.scale || e.shift) {
     const Vec scale = e.scale ? Vec::loadu(e.scale + channel) : Vec(1.f);
     const Vec shift = e.shift ? Vec::loadu(e.shift + channel) : Vec(0.f);
     UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = multiply_add(acc[p], scale, shift);
   }
-  if (e.residual) {
-    const float* residual = e.residual + channel / block * dst_block;
-    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
-        acc[r * Cols + c] + Vec::loadu(residual + r * dst_row + c * block);
-  }
+  if (residual && !e.residual_last) add_residual<Rows, Cols>(residual, dst_row, dst_pixel, acc);
   if (e.clamp) {
     const Vec lower(e.lower), upper(e.upper);
     UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = at::vec::clamp(acc[p], lower, upper);
   }
+  if (e.activate) activate(e, acc);
+  if (residual && e.residual_last) add_residual<Rows, Cols>(residual, dst_row, dst_pixel, acc);
   if (e.keep) {
     const Vec keep = Vec::loadu(e.keep + channel), zero(0.f);
     UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = Vec::blendv(zero, acc[p], keep);

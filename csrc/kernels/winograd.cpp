@@ -89,7 +89,7 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
   UNROLL for (int y = 0; y < M; y++) Matrices<M>::dst(columns[y], tile + y * M);
   UNROLL for (int p = 0; p < M * M; p++) tile[p] = tile[p] + bias;
   if (rows == M && cols == M) {
-    finish<M, M>(e, 0, 0, dst_row, tile);
+    finish<M, M>(e, 0, 0, dst_row, block, tile);
     UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++) tile[y * M + x].store(dst + y * dst_row +
                                                                                                 x * block);
     return;
@@ -100,7 +100,7 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
       const int64_t offset = y * dst_row + x * block;
       Vec pixel[1] = {tile[y * M + x]};
       if (e.residual) pixel_epilogue.residual = e.residual + offset;
-      finish<1, 1>(pixel_epilogue, 0, 0, 0, pixel);
+      finish<1, 1>(pixel_epilogue, 0, 0, 0, 0, pixel);
       pixel[0].store(dst + offset);
     }
 }

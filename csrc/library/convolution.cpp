@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "../conv/conv.h"
@@ -7,23 +6,6 @@
 
 namespace torch_blocked {
 namespace {
-
-struct Activation {
-  const char* name;
-  bool clamp;
-  float lower, upper;
-};
-constexpr Activation activations[] = {
-    {"none", false, 0, 0},
-    {"relu", true, 0, std::numeric_limits<float>::infinity()},
-    {"relu6", true, 0, 6},
-};
-
-const Activation& find_activation(c10::string_view name) {
-  for (const Activation& activation : activations)
-    if (name == activation.name) return activation;
-  TORCH_CHECK_VALUE(false, "convolution: activation is one of none, relu, relu6, got '", name, "'");
-}
 
 int64_t conv_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t dilation, int64_t stride) {
   return (src + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1;
@@ -132,39 +114,87 @@ std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blo
                    [weak] { return !weak.expired(); }};
 }
 
+// The post-ops of a convolution: the arguments of its operator, dense, for as long as it runs.
+struct PostOpArguments {
+  Tensor bias, scale, shift, residual;
+
+  // Into `c`, checked.
+  PostOpArguments(Conv& c, const Tensor& dst, const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
+                  const std::optional<Tensor>& shift, const std::optional<Tensor>& residual,
+                  c10::string_view activation, double alpha, bool residual_last)
+      : bias(channel_vector("convolution: bias", bias, c.oc)),
+        scale(channel_vector("convolution: scale", scale, c.oc)),
+        shift(channel_vector("convolution: shift", shift, c.oc)) {
+    if (residual.has_value() && residual->defined()) {
+      TORCH_CHECK_VALUE(residual->sizes() == dst.sizes(), "convolution: the residual has dst's physical shape ",
+                        dst.sizes(), ", got ", residual->sizes());
+      TORCH_CHECK_TYPE(residual->scalar_type() == at::kFloat, "convolution: float32 only, got residual ",
+                       residual->scalar_type());
+      this->residual = residual->contiguous();
+    }
+    const Activation* const found = find_activation({activation.data(), activation.size()});
+    TORCH_CHECK_VALUE(found, "convolution: activation is one of ", c10::Join(", ", activation_names()), ", got '",
+                      activation, "'");
+    c.post_ops = {data_or_null(this->bias),
+                  data_or_null(this->scale),
+                  data_or_null(this->shift),
+                  data_or_null(this->residual),
+                  found,
+                  float(alpha),
+                  residual_last};
+  }
+};
+
+// Makes channel blocks of `dst`, from the first_block-th on, the problem's dst.
+void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims) {
+  std::vector<int64_t> shape = dst_shape(c, ndims);
+  const int64_t blocks = shape[1];
+  TORCH_CHECK_TYPE(dst.scalar_type() == at::kFloat, "convolution: float32 only, got dst ", dst.scalar_type());
+  shape[1] = dst.dim() > 1 ? dst.size(1) : 0;
+  TORCH_CHECK_VALUE(
+      dst.sizes() == IntArrayRef(shape) && dst.is_contiguous() && first_block >= 0 && first_block <= shape[1] - blocks,
+      "convolution: dst is dense and has shape ", IntArrayRef(shape), " with room for ", blocks,
+      " blocks of channels from block ", first_block, " on, got ", dst.sizes());
+  c.dst_blocks = shape[1];
+  if (dst.numel() > 0) c.dst = dst.mutable_data_ptr<float>() + first_block * c.dst_block();
+}
+
+void set_operands(Conv& c, const Tensor& src, const Tensor& weight) {
+  c.src = src.const_data_ptr<float>();
+  c.wei = weight.const_data_ptr<float>();
+}
+
 }  // namespace
 
 Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
                        IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
                        IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
                        const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
-                       const std::optional<Tensor>& residual, c10::string_view activation) {
+                       const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
+                       bool residual_last) {
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
-  const Activation& post = find_activation(activation);
-  const Tensor dense_bias = channel_vector("convolution: bias", bias, c.oc);
-  const Tensor dense_scale = channel_vector("convolution: scale", scale, c.oc);
-  const Tensor dense_shift = channel_vector("convolution: shift", shift, c.oc);
-  c.post_ops.bias = data_or_null(dense_bias);
-  c.post_ops.scale = data_or_null(dense_scale);
-  c.post_ops.shift = data_or_null(dense_shift);
-  c.post_ops.clamp = post.clamp, c.post_ops.lower = post.lower, c.post_ops.upper = post.upper;
   Tensor dst = empty_dst(c, weight_size.size());
-  Tensor dense_residual;
-  if (residual.has_value() && residual->defined()) {
-    TORCH_CHECK_VALUE(residual->sizes() == dst.sizes(), "convolution: the residual has dst's physical shape ",
-                      dst.sizes(), ", got ", residual->sizes());
-    TORCH_CHECK_TYPE(residual->scalar_type() == at::kFloat, "convolution: float32 only, got residual ",
-                     residual->scalar_type());
-    dense_residual = residual->contiguous();
-    c.post_ops.residual = dense_residual.const_data_ptr<float>();
-  }
+  const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
   if (dst.numel() == 0) return dst;
-  c.src = src.const_data_ptr<float>();
-  c.wei = weight.const_data_ptr<float>();
+  set_operands(c, src, weight);
   c.dst = dst.mutable_data_ptr<float>();
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
   or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
   return dst;
+}
+
+void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src, IntArrayRef src_blocking,
+                         const Tensor& weight, IntArrayRef weight_size, IntArrayRef weight_blocking,
+                         const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                         IntArrayRef dilation, int64_t groups, int64_t block, const std::optional<Tensor>& scale,
+                         const std::optional<Tensor>& shift, c10::string_view activation, double alpha) {
+  Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
+  set_dst(c, dst, first_block, weight_size.size());
+  const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);
+  if (dst.numel() == 0) return;
+  set_operands(c, src, weight);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
 }
 
 static int64_t transposed_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t dilation, int64_t stride,
@@ -186,10 +216,10 @@ static void set_transposed_dst_size(Conv& c, int64_t spatial, IntArrayRef output
               c.ow, ", which is no size");
 }
 
-Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
-                                 IntArrayRef weight_size, IntArrayRef weight_blocking,
-                                 const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
-                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block) {
+static Conv transposed_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
+                               IntArrayRef weight_size, IntArrayRef weight_blocking, IntArrayRef stride,
+                               IntArrayRef padding, IntArrayRef output_padding, IntArrayRef dilation, int64_t groups,
+                               int64_t block) {
   Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups,
                             block, true);
   TORCH_CHECK_VALUE(c.src_md.single_block(1) == block && c.kernels() != nullptr,
@@ -199,16 +229,42 @@ Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, co
     TORCH_CHECK_VALUE(c.wei_md.inner_idxs[i] < 2, "convolution_transpose: a weight is blocked by channels only, got ",
                       weight_blocking);
   set_transposed_dst_size(c, weight_size.size() - 2, output_padding);
-  const Tensor dense_bias = channel_vector("convolution_transpose: bias", bias, c.oc);
-  c.post_ops.bias = data_or_null(dense_bias);
+  return c;
+}
+
+Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
+                                 IntArrayRef weight_size, IntArrayRef weight_blocking,
+                                 const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                                 const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                                 const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
+                                 bool residual_last) {
+  Conv c = transposed_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, output_padding,
+                              dilation, groups, block);
   Tensor dst = empty_dst(c, weight_size.size());
+  const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
   if (dst.numel() == 0) return dst;
-  c.src = src.const_data_ptr<float>();
-  c.wei = weight.const_data_ptr<float>();
+  set_operands(c, src, weight);
   c.dst = dst.mutable_data_ptr<float>();
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
   or_out_of_memory("convolution_transpose", [&] { convolve_transposed(c, key ? &*key : nullptr); });
   return dst;
+}
+
+void convolution_transpose_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src, IntArrayRef src_blocking,
+                                   const Tensor& weight, IntArrayRef weight_size, IntArrayRef weight_blocking,
+                                   const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                                   IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                                   const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                                   c10::string_view activation, double alpha) {
+  Conv c = transposed_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, output_padding,
+                              dilation, groups, block);
+  set_dst(c, dst, first_block, weight_size.size());
+  const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);
+  if (dst.numel() == 0) return;
+  set_operands(c, src, weight);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  or_out_of_memory("convolution_transpose", [&] { convolve_transposed(c, key ? &*key : nullptr); });
 }
 
 Tensor convolution_weight_gradient_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& diff_dst,

@@ -20,11 +20,26 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
                        IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
                        IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
                        const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
-                       const std::optional<Tensor>& residual, c10::string_view activation);
+                       const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
+                       bool residual_last);
+void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src, IntArrayRef src_blocking,
+                         const Tensor& weight, IntArrayRef weight_size, IntArrayRef weight_blocking,
+                         const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                         IntArrayRef dilation, int64_t groups, int64_t block, const std::optional<Tensor>& scale,
+                         const std::optional<Tensor>& shift, c10::string_view activation, double alpha);
 Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
                                  IntArrayRef weight_size, IntArrayRef weight_blocking,
                                  const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
-                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block);
+                                 IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                                 const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                                 const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
+                                 bool residual_last);
+void convolution_transpose_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src, IntArrayRef src_blocking,
+                                   const Tensor& weight, IntArrayRef weight_size, IntArrayRef weight_blocking,
+                                   const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
+                                   IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                                   const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                                   c10::string_view activation, double alpha);
 Tensor convolution_weight_gradient_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& diff_dst,
                                        IntArrayRef weight_size, IntArrayRef weight_order, IntArrayRef weight_blocking,
                                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups);
@@ -59,6 +74,10 @@ Tensor upsample_backward_cpu(const Tensor& diff_dst, SymIntArrayRef src_size, c1
 
 // As at::empty_like of a dense tensor, in memory of the pool.
 Tensor empty_like_cpu(const Tensor& like);
+// Dense, of this size and the dtype of `like`, in memory of the pool.
+Tensor new_empty_cpu(const Tensor& like, IntArrayRef size);
+// Copies src to the channel blocks of dst from the first_block-th on.
+void copy_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src);
 void empty_cache();
 int64_t cached_bytes();
 int64_t set_cache_limit(int64_t bytes);

@@ -71,6 +71,19 @@ Tensor empty_like_cpu(const Tensor& like) {
   return dense.as_strided(like.sizes(), like.strides());
 }
 
+Tensor new_empty_cpu(const Tensor& like, IntArrayRef size) {
+  for (const int64_t n : size) TORCH_CHECK_VALUE(n >= 0, "new_empty: sizes are not negative, got ", size);
+  return empty_pooled(size, like.scalar_type());
+}
+
+void copy_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src) {
+  TORCH_CHECK_VALUE(dst.dim() > 1 && src.dim() == dst.dim() && first_block >= 0 &&
+                        first_block <= dst.size(1) - src.size(1),
+                    "copy_out: dst of shape ", dst.sizes(), " has no room for src of shape ", src.sizes(),
+                    " from block ", first_block, " on");
+  dst.narrow(1, first_block, src.size(1)).copy_(src);
+}
+
 void empty_cache() {
   Pool::instance().empty();
   PackedWeights::instance().empty();

@@ -6,8 +6,9 @@ What happens to a graph, one file a step:
    every operator on them gives one, until a result is plain or leaves the graph.
 2. AOTAutograd traces through the tensors to their physical ones: torch_blocked's operators and ATen's.
 3. fusion.py: what follows a convolution becomes its post-ops.
-4. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
-5. Inductor compiles the rest, with its C++ wrapper.
+4. concat.py: convolutions write into their part of what is concatenated.
+5. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
+6. Inductor compiles the rest, with its C++ wrapper.
 """
 
 from torch_blocked.compile.lower import backend

@@ -52,7 +52,7 @@ def hoist(gm: fx.GraphModule, static: set[int]) -> tuple[fx.GraphModule, list[in
     inputs = gm.graph.find_nodes(op="placeholder")
     parameters = [n for i, n in enumerate(inputs) if i in static and isinstance(n.meta.get("val"), Tensor)]
     written = {n for node in gm.graph.nodes for n in _written(node)}
-    known, returned = {n for n in parameters if n not in written}, _returned(gm)
+    known, returned = {n for n in parameters if n not in written}, returned_nodes(gm)
     alone = []
     for node in gm.graph.nodes:
         if (
@@ -92,7 +92,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
     return [a for s, a in arguments if s.alias_info and s.alias_info.is_write and isinstance(a, fx.Node)]
 
 
-def _returned(gm: fx.GraphModule) -> set[fx.Node]:
+def returned_nodes(gm: fx.GraphModule) -> set[fx.Node]:
     """The outputs and what they are views of: the caller may write to them, so each call makes its own."""
     (output,) = gm.graph.find_nodes(op="output")
     found, todo = set(), list(output.all_input_nodes)

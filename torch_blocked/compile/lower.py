@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import fx
 
 from torch_blocked import counting
+from torch_blocked.compile.concat import concatenate_in_place
 from torch_blocked.compile.facts import Facts, keep
 from torch_blocked.compile.formats import block_weights
-from torch_blocked.compile.fusion import CONVOLUTION, fuse
+from torch_blocked.compile.fusion import CONVOLUTIONS, decompose, decompositions, fuse
 from torch_blocked.compile.hoist import Hoisted, hoist
 
 
@@ -32,20 +34,27 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
     if not block_weights(gm):
         return compile_fx(gm, example_inputs, config_patches=settings)
     settings = {"cpp_wrapper": True} | settings
+    training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
     graph = Facts()
     with functorch_config.patch(enable_autograd_cache=False), counting.listen(graph):
-        return compile_fx(gm, example_inputs, inner_compile=partial(_compile_graph, graph), config_patches=settings)
+        return compile_fx(
+            gm, example_inputs, inner_compile=partial(_compile_graph, graph), config_patches=settings,
+            decompositions=None if training else decompositions(),
+        )  # fmt: skip
 
 
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
-    """Step 3 to 5, on the graph of physical tensors."""
+    """Step 3 to 6, on the graph of physical tensors."""
     from torch._inductor.compile_fx import compile_fx_inner
 
+    if how.get("is_inference"):
+        graph.fused = fuse(gm)
+        graph.convolutions = sum(node.target in CONVOLUTIONS for node in gm.graph.nodes)
+        concatenate_in_place(gm)
+    decompose(gm)
     if not how.get("is_inference"):
         return keep(graph, compile_fx_inner(gm, example_inputs, **how))
-    graph.fused = fuse(gm)
-    graph.convolutions = len(gm.graph.find_nodes(op="call_function", target=CONVOLUTION))
     taken = hoist(gm, set(how.get("static_input_idxs", ())))
     if taken is None:
         return keep(graph, compile_fx_inner(gm, example_inputs, **how))

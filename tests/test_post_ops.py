@@ -1,0 +1,173 @@
+"""What follows a convolution's sum, by every kernel that writes an answer, at every ISA tier."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import padding_is_zero
+from test_library import between_nans, guarded  # noqa: F401
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.formats import activation_format, weight_format
+
+# name -> (PyTorch's function of float64, alpha)
+ACTIVATIONS = {
+    "none": (lambda x: x, 0),
+    "relu": (F.relu, 0),
+    "relu6": (F.relu6, 0),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.3), 0.3),
+    "sigmoid": (torch.sigmoid, 0),
+    "silu": (F.silu, 0),
+    "hardsigmoid": (F.hardsigmoid, 0),
+    "hardswish": (F.hardswish, 0),
+    "gelu": (F.gelu, 0),
+    "gelu_tanh": (lambda x: F.gelu(x, approximate="tanh"), 0),
+}
+
+# name -> (n, ic, oc, src, kernel, stride, padding, groups), and Winograd's mode
+CONVOLUTIONS = {
+    "direct": ((2, 20, 37, (9, 8), (3, 3), (2, 1), (1, 1), 1), "never"),
+    "direct 1x1": ((1, 20, 53, (9, 17), (1, 1), (1, 1), (0, 0), 1), "never"),
+    "direct, whole blocks": ((1, 16, 48, (9, 7), (3, 3), (1, 1), (1, 1), 1), "never"),
+    "direct, one pixel": ((2, 24, 6, (1, 1), (1, 1), (1, 1), (0, 0), 1), "never"),
+    "direct, split sums": ((1, 300, 17, (3, 40), (3, 3), (1, 1), (1, 1), 1), "never"),
+    "1-D": ((2, 17, 33, (20,), (3,), (1,), (1,), 1), "never"),
+    "3-D": ((1, 17, 33, (3, 4, 5), (3, 3, 3), (1, 1, 1), (1, 1, 1), 1), "never"),
+    "winograd f2": ((2, 20, 37, (9, 7), (3, 3), (1, 1), (1, 1), 1), "f2"),
+    "winograd f4": ((2, 20, 37, (9, 7), (3, 3), (1, 1), (1, 1), 1), "f4"),
+    "depthwise": ((2, 37, 37, (9, 17), (3, 3), (1, 1), (1, 1), 37), "never"),
+    "depthwise, tap by tap": ((1, 20, 20, (9, 8), (4, 4), (2, 2), (1, 1), 20), "never"),
+    "depthwise 3-D": ((1, 20, 20, (4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), 20), "never"),
+    "grouped": ((1, 20, 40, (9, 8), (3, 3), (1, 1), (1, 1), 5), "never"),
+}  # fmt: skip
+
+# name -> (n, ic, oc, src, kernel, stride, padding, output padding, groups)
+TRANSPOSED = {
+    "phases": (2, 17, 33, (5, 7), (3, 3), (2, 2), (1, 1), (1, 0), 1),
+    "one phase": (1, 17, 33, (5, 7), (3, 3), (1, 1), (1, 1), (0, 0), 1),
+    "pixels that no tap reaches": (1, 20, 5, (4, 3), (2, 1), (4, 3), (0, 0), (3, 2), 1),
+    "depthwise": (2, 20, 20, (5, 6), (3, 3), (2, 2), (1, 1), (1, 1), 20),
+    "grouped": (1, 20, 30, (5, 6), (3, 3), (2, 1), (1, 1), (1, 0), 5),
+    "3-D": (1, 17, 20, (3, 4, 5), (2, 3, 4), (2, 2, 2), (0, 1, 1), (0, 1, 0), 1),
+}
+
+
+class Problem:
+    """A sum of products, float64, and random post-ops with what they make of it."""
+
+    def __init__(self, total, oc, block):
+        shape = (-1, *[1] * (total.dim() - 2))
+        self.total, self.block = total, block
+        self.scale, self.shift, self.residual = torch.randn(oc), torch.randn(oc), 3 * torch.randn(total.shape)
+        self.scaled = total * self.scale.view(shape) + self.shift.view(shape)
+
+    def arguments(self, activation, residual_last):
+        physical = self.residual.to(activation_format(self.total.dim(), self.block)).physical
+        return {
+            "scale": self.scale, "shift": self.shift, "residual": between_nans(physical), "activation": activation,
+            "alpha": ACTIVATIONS[activation][1], "residual_last": residual_last,
+        }  # fmt: skip
+
+    def check(self, physical, activation, residual_last):
+        function = ACTIVATIONS[activation][0]
+        expected = function(self.scaled) + self.residual if residual_last else function(self.scaled + self.residual)
+        y = tb.BlockedTensor(physical, activation_format(expected.dim(), self.block).blocking, expected.shape)
+        assert padding_is_zero(y)
+        error = (y.to_dense() - expected).abs().max() / self.scaled.abs().max()
+        assert error < 1e-4, f"error {error:.1e}"
+
+
+both_orders = pytest.mark.parametrize("residual_last", [False, True], ids=["residual first", "residual last"])
+
+
+@both_orders
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_convolution(isa, guarded, kind, activation, residual_last):  # noqa: F811
+    (n, ic, oc, src, kernel, stride, padding, groups), mode = CONVOLUTIONS[kind]
+    check_convolution(
+        n, ic, oc, src, kernel, (stride, padding, (1,) * len(src), groups), mode, activation, residual_last
+    )
+
+
+@both_orders
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kind", ["first", "reference"])
+def test_without_blocks_of_the_kernels(isa, guarded, kind, activation, residual_last):  # noqa: F811
+    """A plain src, and dst in blocks that no kernel is for."""
+    check_convolution(
+        2, 3, 37, (9, 17), (3, 3), ((2, 2), (1, 1), (1, 1), 1), "never", activation, residual_last, plain=True,
+        block=5 if kind == "reference" else None,
+    )  # fmt: skip
+
+
+def check_convolution(n, ic, oc, src, kernel, window, mode, activation, residual_last, plain=False, block=None):
+    block = block or library.isa_block()
+    x, w, b = torch.randn(n, ic, *src), torch.randn(oc, ic // window[-1], *kernel), torch.randn(oc)
+    total = torch.convolution(x.double(), w.double(), b.double(), *window[:3], False, [0] * len(src), window[3])
+    problem, wei = Problem(total, oc, block), w.to(weight_format(w.shape, library.isa_block()))
+    src_format = None if plain else activation_format(x.dim(), block)
+    with tb.winograd(mode):
+        physical = library.convolution_op(
+            x if plain else between_nans(x.to(src_format).physical), () if plain else sum(src_format.blocking, ()),
+            wei.physical, w.shape, sum(wei.blocking, ()), b, *window, block,
+            **problem.arguments(activation, residual_last),
+        )  # fmt: skip
+    problem.check(physical, activation, residual_last)
+
+
+@both_orders
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kind", TRANSPOSED)
+def test_transposed(isa, guarded, kind, activation, residual_last):  # noqa: F811
+    n, ic, oc, src, kernel, stride, padding, output_padding, groups = TRANSPOSED[kind]
+    block, ones = library.isa_block(), (1,) * len(src)
+    x, w, b = torch.randn(n, ic, *src), torch.randn(ic, oc // groups, *kernel), torch.randn(oc)
+    total = torch.convolution(x.double(), w.double(), b.double(), stride, padding, ones, True, output_padding, groups)
+    problem, src_format = Problem(total, oc, block), activation_format(x.dim(), block)
+    physical = library.convolution_transpose_op(
+        between_nans(x.to(src_format).physical), sum(src_format.blocking, ()), w, w.shape, (), b,
+        stride, padding, output_padding, ones, groups, block, **problem.arguments(activation, residual_last),
+    )  # fmt: skip
+    problem.check(physical, activation, residual_last)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("ic, groups", [(3, 1), (32, 32)], ids=["first", "depthwise"])
+def test_answers_larger_than_the_caches(isa, guarded, ic, groups, activation):  # noqa: F811
+    """They are written past the caches."""
+    size = (600, 480)
+    check_convolution(
+        1, ic, 32, size, (3, 3), ((1, 1), (1, 1), (1, 1), groups), "never", activation, True, plain=groups == 1
+    )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_special_values(isa, activation):
+    """Infinities, NaN, zeros and large numbers, as PyTorch's functions of float64 have them."""
+    inf = float("inf")
+    x = torch.tensor([inf, -inf, float("nan"), 0.0, -0.0, 3.0, -3.0, 6.0, 90.0, -90.0, 1e30, -1e30, 104.0, -104.0])
+    function, alpha = ACTIVATIONS[activation]
+    got = F.pad(x, [0, 2]).view(1, -1, 1, 1).to(activation_format(4, library.isa_block()))
+    physical = library.convolution_op(
+        got.physical, sum(got.blocking, ()), torch.ones(16, 1, 1, 1), (16, 1, 1, 1), (), None,
+        (1, 1), (0, 0), (1, 1), 16, library.isa_block(), activation=activation, alpha=alpha,
+    )  # fmt: skip
+    expected = function(x.double()).float()
+    torch.testing.assert_close(physical.flatten()[: len(x)], expected, equal_nan=True, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("residual_last", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["convolution", "convolution_transpose"])
+def test_opcheck(name, activation, residual_last):
+    block = library.isa_block()
+    x, residual = (torch.randn(1, 17, 5, 5).to(activation_format(4, block)) for _ in range(2))
+    w, c = torch.randn(17, 17, 3, 3, requires_grad=True), torch.randn(17)
+    window = [[1, 1], [1, 1], *([[0, 0]] if name == "convolution_transpose" else []), [1, 1], 1, block]
+    src, other = (t.physical.clone().requires_grad_() for t in (x, residual))
+    arguments = [src, [1, block], w, [17, 17, 3, 3], [], c, *window]
+    post_ops = [c, c, other, activation, ACTIVATIONS[activation][1], residual_last]
+    torch.library.opcheck(getattr(torch.ops.torch_blocked, name).default, [*arguments, *post_ops])
