@@ -231,17 +231,32 @@ UPDATES = {
 
 
 @both
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", UPDATES)
-@torch.no_grad()
-def test_updates_are_seen(name, blocked, graphs):
+def test_updates_are_seen(name, mode, blocked, graphs):
     model, x = block(), torch.randn(2, 3, 6, 5)
     model = model.to(tb.blocked) if blocked else model
     function = compiled(model)
-    before = function(x)
+    with mode():
+        before = dense(function(x)).clone()
     for _ in range(2):
-        UPDATES[name](model)
+        with torch.no_grad():
+            UPDATES[name](model)
+        with mode():
+            assert_close(function(x), dense(model(x)))
+            assert not torch.equal(dense(function(x)), before)
+
+
+@both
+@torch.inference_mode()
+def test_writes_in_inference_mode_are_seen(blocked, graphs):
+    with torch.inference_mode(False):
+        model, x = block(), torch.randn(2, 3, 6, 5)
+        model = model.to(tb.blocked) if blocked else model
+    function = compiled(model)
+    for _ in range(3):
         assert_close(function(x), dense(model(x)))
-        assert not torch.equal(dense(function(x)), dense(before))
+        model.layers.b.weight.mul_(2)
 
 
 @both
