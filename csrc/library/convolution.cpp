@@ -134,11 +134,13 @@ std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blo
 
 }  // namespace
 
-Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
-                       IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
-                       IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
-                       const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
-                       const std::optional<Tensor>& residual, c10::string_view activation) {
+Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef maybe_src_blocking, const Tensor& weight,
+                       IntArrayRef weight_size, at::OptionalIntArrayRef maybe_weight_blocking,
+                       const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                       int64_t groups, int64_t block, const std::optional<Tensor>& scale,
+                       const std::optional<Tensor>& shift, const std::optional<Tensor>& residual,
+                       c10::string_view activation) {
+  const IntArrayRef src_blocking = known(maybe_src_blocking), weight_blocking = known(maybe_weight_blocking);
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
   const Activation& post = find_activation(activation);
   const Tensor dense_bias = channel_vector("convolution: bias", bias, c.oc);
