@@ -5,6 +5,7 @@
 
 #include "isa.h"
 #include "library/operators.h"
+#include "library/watch.h"
 
 namespace torch_blocked {
 namespace {
@@ -49,12 +50,14 @@ __attribute__((visibility("default"))) void torch_blocked_set_size(void* wrapper
 }
 }
 
+// Lists that may be empty are optional: the executor of AOTInductor's packages passes nothing for them.
 TORCH_LIBRARY(torch_blocked, m) {
+  m.class_<torch_blocked::Watch>("Watch").def(torch::init<>()).def("changed", &torch_blocked::Watch::changed);
   m.def(
       "reorder(Tensor src, SymInt[] size, int[] src_blocking, int[] dst_order, int[] dst_blocking, "
       "ScalarType? dtype=None) -> Tensor");
   m.def(
-      "convolution(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, Tensor? "
+      "convolution(Tensor src, int[]? src_blocking, Tensor weight, int[] weight_size, int[]? weight_blocking, Tensor? "
       "bias, "
       "int[] stride, int[] padding, int[] dilation, int groups, int block, Tensor? scale=None, Tensor? shift=None, "
       "Tensor? residual=None, str activation='none', float alpha=0, bool residual_last=False) -> Tensor");
@@ -64,8 +67,8 @@ TORCH_LIBRARY(torch_blocked, m) {
       "Tensor? scale=None, Tensor? shift=None, Tensor? residual=None, str activation='none', float alpha=0, "
       "bool residual_last=False) -> Tensor");
   m.def(
-      "convolution_out(Tensor(a!) dst, int first_block, Tensor src, int[] src_blocking, Tensor weight, int[] "
-      "weight_size, int[] weight_blocking, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups, int "
+      "convolution_out(Tensor(a!) dst, int first_block, Tensor src, int[]? src_blocking, Tensor weight, int[] "
+      "weight_size, int[]? weight_blocking, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups, int "
       "block, Tensor? scale=None, Tensor? shift=None, str activation='none', float alpha=0) -> ()");
   m.def(
       "convolution_transpose_out(Tensor(a!) dst, int first_block, Tensor src, int[] src_blocking, Tensor weight, int[] "
@@ -87,8 +90,8 @@ TORCH_LIBRARY(torch_blocked, m) {
       "batch_norm_backward(Tensor diff_dst, Tensor src, Tensor? weight, Tensor mean, Tensor invstd, bool "
       "training) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "pool(Tensor src, SymInt channels, SymInt[] output_size, str mode, int[] kernel_size=[], int[] stride=[], "
-      "int[] padding=[], int[] dilation=[], bool count_include_pad=True, int? divisor_override=None, "
+      "pool(Tensor src, SymInt channels, SymInt[] output_size, str mode, int[]? kernel_size=None, int[]? stride=None, "
+      "int[]? padding=None, int[]? dilation=None, bool count_include_pad=True, int? divisor_override=None, "
       "bool indices=False) -> (Tensor, Tensor)");
   m.def(
       "upsample(Tensor src, SymInt[] output_size, str mode, bool align_corners=False, float? scale_h=None, "

@@ -1,6 +1,9 @@
 """The backend of torch.compile: convolutions fused, weights packed once, answers and updates as in eager mode."""
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -290,17 +293,32 @@ UPDATES = {
 
 
 @both
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", UPDATES)
-@torch.no_grad()
-def test_updates_are_seen(name, blocked, graphs):
+def test_updates_are_seen(name, mode, blocked, graphs):
     model, x = block(), torch.randn(2, 3, 6, 5)
     model = model.to(tb.blocked) if blocked else model
     function = compiled(model)
-    before = function(x)
+    with mode():
+        before = dense(function(x)).clone()
     for _ in range(2):
-        UPDATES[name](model)
+        with torch.no_grad():
+            UPDATES[name](model)
+        with mode():
+            assert_close(function(x), dense(model(x)))
+            assert not torch.equal(dense(function(x)), before)
+
+
+@both
+@torch.inference_mode()
+def test_writes_in_inference_mode_are_seen(blocked, graphs):
+    with torch.inference_mode(False):
+        model, x = block(), torch.randn(2, 3, 6, 5)
+        model = model.to(tb.blocked) if blocked else model
+    function = compiled(model)
+    for _ in range(3):
         assert_close(function(x), dense(model(x)))
-        assert not torch.equal(dense(function(x)), dense(before))
+        model.layers.b.weight.mul_(2)
 
 
 @both
@@ -394,6 +412,126 @@ def test_gradients(blocked, training, graphs):
     for actual, expected in zip(gradients(model, function, x), gradients(plain, plain, x), strict=True):
         error = (actual - expected).abs().max()
         assert error <= 1e-4 * expected.abs().max() + 1e-4, error
+
+
+OPTIMIZERS = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+}
+
+
+def losses(model, function, optimizer, steps):
+    """Of a classifier of random images, step by step."""
+    torch.manual_seed(1)
+    x, target = torch.randn(4, 3, 8, 6), torch.tensor([0, 1, 2, 3])
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(function(x), target)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return torch.tensor(found)
+
+
+@both
+@pytest.mark.parametrize("backend", ["torch_blocked", "inductor"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training(name, backend, blocked, graphs):
+    """Images and logits are plain; the loss falls as that of the plain model in eager mode does."""
+    plain = nn.Sequential(block(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(17, 5)).train()
+    model = copy.deepcopy(plain)
+    model = model.to(tb.blocked) if blocked else model
+    function = torch.compile(model, backend=backend, fullgraph=True)
+    expected = losses(plain, plain, OPTIMIZERS[name](plain), steps=5)
+    torch.testing.assert_close(
+        losses(model, function, OPTIMIZERS[name](model), steps=5), expected, rtol=2e-3, atol=1e-4
+    )
+    assert expected[-1] < expected[0]
+    weight = model[0].layers.b.weight
+    assert type(weight.grad) is (tb.BlockedTensor if blocked else torch.Tensor)
+    assert not blocked or weight.grad.format == weight.format
+
+
+# ---- Memory
+
+
+@both
+@torch.no_grad()
+def test_weights_are_kept_once(blocked, graphs, monkeypatch):
+    """A blocked model's are its own; of a plain one's the packed ones lie beside them."""
+    made, init = [], hoist.Hoisted.__init__
+    monkeypatch.setattr(hoist.Hoisted, "__init__", lambda self, *args: init(self, *args) or made.append(self))
+    model = nn.Sequential(conv(16, 64), nn.BatchNorm2d(64), conv(64, 64)).eval()
+    compiled(model.to(tb.blocked) if blocked else model)(torch.randn(1, 16, 6, 5))
+    kept = sum(v.untyped_storage().nbytes() for v in made[0]._values if v.dim() > 1)
+    assert kept == (0 if blocked else 4 * 9 * (16 * 64 + 64 * 64))
+
+
+MEMORY = """
+import copy, gc, sys, torch, torch_blocked as tb
+from torch import nn
+from torch_blocked.benchmark import machine
+torch.set_num_threads(1)
+tb.winograd("never")
+with torch.no_grad():
+    torch.compile(nn.Conv2d(16, 16, 1), backend="torch_blocked")(torch.randn(1, 16, 4, 4))  # what compilers take once
+    x = torch.randn(1, 512, 4, 4)
+    gc.collect(), machine.trim_memory(), machine.reset_peak_memory()
+    before = machine.resident_memory()
+    model = nn.Sequential(*(nn.Conv2d(512, 512, 3, padding=1) for _ in range(16)))  # 151 MB
+    if sys.argv[1] == "blocked":
+        model = torch.compile(model.to(tb.blocked), backend="torch_blocked")
+    model(x)
+    gc.collect(), machine.trim_memory(), machine.reset_peak_memory()  # without what compiling took
+    for _ in range(3):
+        model(x)
+    print(machine.peak_memory() - before)
+"""
+
+
+def test_memory_of_a_blocked_model():
+    """Once compiled it takes at most a tenth more than the plain model in eager mode."""
+    peaks = [
+        int(subprocess.run([sys.executable, "-c", MEMORY, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("plain", "blocked")
+    ]
+    assert peaks[1] < 1.1 * peaks[0], peaks
+
+
+# ---- In processes of their own: ISA tiers, no compiler
+
+SMALL = """
+import sys, torch, torch_blocked as tb
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 17, 3), nn.BatchNorm2d(17), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(17, 20, 3),
+                      nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+x = torch.randn(2, 3, 12, 12)
+with getattr(torch, sys.argv[1])():
+    torch.testing.assert_close(torch.compile(model, backend="torch_blocked")(x), model(x), rtol=1e-4, atol=1e-5)
+print(tb.isa())
+"""
+
+
+def run_small(mode, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", SMALL, mode], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+@pytest.mark.parametrize("tier", ["default", "avx2", "avx512"])
+def test_tiers(tier, mode):
+    if tier == "avx512" and library.isa() != "avx512":
+        pytest.skip("not this CPU")
+    done = run_small(mode, ATEN_CPU_CAPABILITY=tier)
+    assert done.returncode == 0 and done.stdout.strip() == tier, done.stderr[-2000:]
+
+
+def test_without_a_compiler(tmp_path):
+    done = run_small("no_grad", CXX="/no/such/compiler", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 1 and "/no/such/compiler" in done.stderr
 
 
 # ---- What stays as it was

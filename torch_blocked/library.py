@@ -85,9 +85,9 @@ from torch import Tensor
 from torch_blocked import equivalents
 from torch_blocked.memory_desc import Blocking
 
-_PATH = next(Path(__file__).parent.glob("_C*"))
-torch.ops.load_library(_PATH)
-_C = ctypes.PyDLL(str(_PATH))  # what is called through it returns at once: the interpreter's lock is kept
+PATH = next(Path(__file__).parent.glob("_C*"))  # the C++ operators; packages of compiled models need only this
+torch.ops.load_library(PATH)
+_C = ctypes.PyDLL(str(PATH))  # what is called through it returns at once: the interpreter's lock is kept
 # Both take `Tensor._cdata` of two tensors: a wrapper and its physical tensor; a tensor and the one whose version
 # counter it is to share.
 wrap, share_version = _C.torch_blocked_wrap, _C.torch_blocked_share_version
@@ -148,7 +148,7 @@ def kernel_blocks() -> tuple[int, ...]:
 def fingerprint() -> str:
     """The name of this build by its content: graphs that torch.compile keeps on disk must not serve another."""
     digest = hashlib.sha256()
-    for path in sorted([*_PATH.parent.rglob("*.py"), _PATH]):
+    for path in sorted([*PATH.parent.rglob("*.py"), PATH]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

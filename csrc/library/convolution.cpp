@@ -166,12 +166,13 @@ void set_operands(Conv& c, const Tensor& src, const Tensor& weight) {
 
 }  // namespace
 
-Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
-                       IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
-                       IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
-                       const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
-                       const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
-                       bool residual_last) {
+Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef maybe_src_blocking, const Tensor& weight,
+                       IntArrayRef weight_size, at::OptionalIntArrayRef maybe_weight_blocking,
+                       const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                       int64_t groups, int64_t block, const std::optional<Tensor>& scale,
+                       const std::optional<Tensor>& shift, const std::optional<Tensor>& residual,
+                       c10::string_view activation, double alpha, bool residual_last) {
+  const IntArrayRef src_blocking = known(maybe_src_blocking), weight_blocking = known(maybe_weight_blocking);
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
   Tensor dst = empty_dst(c, weight_size.size());
   const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
@@ -183,11 +184,13 @@ Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor
   return dst;
 }
 
-void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src, IntArrayRef src_blocking,
-                         const Tensor& weight, IntArrayRef weight_size, IntArrayRef weight_blocking,
-                         const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
-                         IntArrayRef dilation, int64_t groups, int64_t block, const std::optional<Tensor>& scale,
-                         const std::optional<Tensor>& shift, c10::string_view activation, double alpha) {
+void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src,
+                         at::OptionalIntArrayRef maybe_src_blocking, const Tensor& weight, IntArrayRef weight_size,
+                         at::OptionalIntArrayRef maybe_weight_blocking, const std::optional<Tensor>& bias,
+                         IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                         const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                         c10::string_view activation, double alpha) {
+  const IntArrayRef src_blocking = known(maybe_src_blocking), weight_blocking = known(maybe_weight_blocking);
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
   set_dst(c, dst, first_block, weight_size.size());
   const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);

@@ -16,17 +16,18 @@ namespace torch_blocked {
 Tensor reorder_cpu(const Tensor& src, SymIntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
                    IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype);
 
-Tensor convolution_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
-                       IntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
-                       IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
-                       const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
-                       const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
-                       bool residual_last);
-void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src, IntArrayRef src_blocking,
-                         const Tensor& weight, IntArrayRef weight_size, IntArrayRef weight_blocking,
-                         const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
-                         IntArrayRef dilation, int64_t groups, int64_t block, const std::optional<Tensor>& scale,
-                         const std::optional<Tensor>& shift, c10::string_view activation, double alpha);
+Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef src_blocking, const Tensor& weight,
+                       IntArrayRef weight_size, at::OptionalIntArrayRef weight_blocking,
+                       const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                       int64_t groups, int64_t block, const std::optional<Tensor>& scale,
+                       const std::optional<Tensor>& shift, const std::optional<Tensor>& residual,
+                       c10::string_view activation, double alpha, bool residual_last);
+void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src,
+                         at::OptionalIntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+                         at::OptionalIntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,
+                         IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
+                         const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
+                         c10::string_view activation, double alpha);
 Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
                                  IntArrayRef weight_size, IntArrayRef weight_blocking,
                                  const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
@@ -59,8 +60,9 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_cpu(const Tensor& diff_ds
                                                            const Tensor& invstd, bool training);
 
 std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, c10::SymInt channels, SymIntArrayRef output_size,
-                                    c10::string_view mode, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
-                                    IntArrayRef dilation, bool count_include_pad,
+                                    c10::string_view mode, at::OptionalIntArrayRef kernel,
+                                    at::OptionalIntArrayRef stride, at::OptionalIntArrayRef padding,
+                                    at::OptionalIntArrayRef dilation, bool count_include_pad,
                                     std::optional<int64_t> divisor_override, bool indices);
 Tensor upsample_cpu(const Tensor& src, SymIntArrayRef output_size, c10::string_view mode, bool align_corners,
                     std::optional<double> scale_h, std::optional<double> scale_w);

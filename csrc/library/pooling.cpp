@@ -72,13 +72,14 @@ Pooling pooling(const Tensor& images, int64_t channels, IntArrayRef output_size,
 }  // namespace
 
 std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, c10::SymInt channels, SymIntArrayRef symbolic_output_size,
-                                    c10::string_view mode, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
-                                    IntArrayRef dilation, bool count_include_pad,
+                                    c10::string_view mode, at::OptionalIntArrayRef kernel,
+                                    at::OptionalIntArrayRef stride, at::OptionalIntArrayRef padding,
+                                    at::OptionalIntArrayRef dilation, bool count_include_pad,
                                     std::optional<int64_t> divisor_override, bool indices) {
   const IntArrayRef output_size = known(symbolic_output_size);
   const Tensor images = check_images("pool", src);
-  Pooling p = pooling(images, channels.expect_int(), output_size, mode, kernel, stride, padding, dilation,
-                      count_include_pad, divisor_override);
+  Pooling p = pooling(images, channels.expect_int(), output_size, mode, known(kernel), known(stride), known(padding),
+                      known(dilation), count_include_pad, divisor_override);
   TORCH_CHECK_VALUE(!indices || p.mode == PoolMode::Max, "pool: indices are those of maxima, got mode '", mode, "'");
   TORCH_CHECK_VALUE(!indices || p.src.ih <= std::numeric_limits<int32_t>::max() / p.src.iw,
                     "pool: indices are of planes of less than 2**31 pixels, got ", p.src.ih, "x", p.src.iw);

@@ -19,6 +19,8 @@ using c10::SymIntArrayRef;
 // The numbers of a `SymInt[]`: code that Inductor's C++ wrapper compiled passes them as that, and the dispatcher would
 // not convert them for a function that takes an IntArrayRef.
 inline IntArrayRef known(SymIntArrayRef size) { return C10_AS_INTARRAYREF_SLOW(size); }
+// Those of an `int[]?`: an absent list is empty.
+inline IntArrayRef known(const at::OptionalIntArrayRef& list) { return list.value_or(IntArrayRef()); }
 
 int64_t num_threads();
 

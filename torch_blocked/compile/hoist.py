@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
 # Never in the prologue: what is random or writes.
 _EFFECTS = {torch.Tag.nondeterministic_seeded}
@@ -26,18 +25,15 @@ class Hoisted:
         self, prologue: fx.GraphModule, static: Sequence[int], kept: Sequence[int], compiled: Callable
     ) -> None:
         self._prologue, self._static, self._kept, self._compiled = prologue, static, kept, compiled
-        self._key: list | None = None
-        self._storages: list[StorageWeakRef] = []
-        self._values: tuple = ()
+        self._watch = torch.classes.torch_blocked.Watch()
+        self._values: tuple | None = None
 
     def __call__(self, inputs: list) -> object:
         parameters = [inputs[i] for i in self._static]
-        key = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
-        # Nothing tells that an inference tensor was written to. Freed memory may come back at the same address.
-        if key != self._key or any(p.is_inference() for p in parameters) or any(s.expired() for s in self._storages):
+        if self._watch.changed(parameters) or self._values is None:
+            self._values = None  # should this call fail
             with torch.no_grad():
                 self._values = self._prologue(*parameters)
-            self._key, self._storages = key, [StorageWeakRef(p.untyped_storage()) for p in parameters]
         given = [*self._values, *(inputs[i] for i in self._kept)]
         inputs.clear()
         return self._compiled(given)
