@@ -76,10 +76,10 @@ Tensor new_empty_cpu(const Tensor& like, IntArrayRef size) {
 }
 
 void copy_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src) {
-  TORCH_CHECK_VALUE(dst.dim() > 1 && src.dim() == dst.dim() && first_block >= 0 &&
-                        first_block <= dst.size(1) - src.size(1),
-                    "copy_out: dst of shape ", dst.sizes(), " has no room for src of shape ", src.sizes(),
-                    " from block ", first_block, " on");
+  TORCH_CHECK_VALUE(
+      dst.dim() > 1 && src.dim() == dst.dim() && first_block >= 0 && first_block <= dst.size(1) - src.size(1),
+      "copy_out: dst of shape ", dst.sizes(), " has no room for src of shape ", src.sizes(), " from block ",
+      first_block, " on");
   dst.narrow(1, first_block, src.size(1)).copy_(src);
 }
 
