@@ -188,11 +188,11 @@ def decompositions() -> dict:
     return {op: function for op, function in select_decomp_table().items() if op not in ACTIVATIONS}
 
 
-def decompose(gm: fx.GraphModule) -> None:
-    """Decomposes, in place, what no convolution took: activations and batch normalization, into Inductor's loops."""
+def decompose(gm: fx.GraphModule, inference: bool) -> None:
+    """Decomposes, in place, what no convolution took: activations and, for inference, batch normalization."""
     from torch._inductor.decomposition import select_decomp_table
 
-    table = {**select_decomp_table(), library.batch_norm_op: batch_norm_aten}
+    table = {**select_decomp_table(), **({library.batch_norm_op: batch_norm_aten} if inference else {})}
     for node in gm.graph.nodes:
         if node.target not in PATTERNS or node.target not in table:
             continue

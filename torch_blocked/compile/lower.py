@@ -48,12 +48,13 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
     """Step 3 to 6, on the graph of physical tensors."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    if how.get("is_inference"):
+    inference = bool(how.get("is_inference"))
+    if inference:
         graph.fused = fuse(gm)
         graph.convolutions = sum(node.target in CONVOLUTIONS for node in gm.graph.nodes)
         concatenate_in_place(gm)
-    decompose(gm)
-    if not how.get("is_inference"):
+    decompose(gm, inference)
+    if not inference:
         return keep(graph, compile_fx_inner(gm, example_inputs, **how))
     taken = hoist(gm, set(how.get("static_input_idxs", ())))
     if taken is None:
