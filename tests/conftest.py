@@ -82,3 +82,20 @@ def assert_same(actual: object, expected: object, **tolerances: float) -> None:
     """Values, dtypes and shapes of a blocked answer are the plain one's, and its padding is zero."""
     assert padding_is_zero(actual), "the padding is not zero"
     torch.testing.assert_close(dense(actual), expected, **tolerances)
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The graphs that Inductor is given. They run as they are: compiling takes seconds each."""
+    from backend_cases import Graphs
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._inductor import compile_fx
+
+    found = Graphs()
+
+    def run(gm, *args, **kwargs):
+        found.append(gm)
+        return make_boxed_func(gm.forward)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", run)
+    return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from test_backend import Lambda, assert_close, compiled, conv, fresh, graphs, randomized  # noqa: F401
-from test_library import between_nans
+from backend_cases import Lambda, assert_close, compiled, conv, fresh, randomized  # noqa: F401
+from kernel_cases import between_nans
 from torch import nn
 
 import torch_blocked as tb
@@ -221,7 +221,7 @@ NETWORKS = {
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_concatenation(name, n, graphs):  # noqa: F811
+def test_concatenation(name, n, graphs):
     make, stay, in_place = NETWORKS[name]
     model, x = randomized(make()), torch.randn(n, 3, 8, 12)
     want = model(x)
@@ -246,7 +246,7 @@ def test_compiled_by_inductor(name):
 
 @pytest.mark.parametrize("returned", ["blocked input", "both"])
 @torch.no_grad()
-def test_blocked_arguments_and_answers(returned, graphs):  # noqa: F811
+def test_blocked_arguments_and_answers(returned, graphs):
     """What is concatenated is an argument, or goes to the caller, who may write to it."""
 
     def function(m, x, other):

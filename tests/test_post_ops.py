@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import padding_is_zero
-from test_library import between_nans, guarded  # noqa: F401
+from kernel_cases import between_nans
 
 import torch_blocked as tb
 from torch_blocked import library
@@ -85,7 +85,7 @@ both_orders = pytest.mark.parametrize("residual_last", [False, True], ids=["resi
 @both_orders
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_convolution(isa, guarded, kind, activation, residual_last):  # noqa: F811
+def test_convolution(isa, guarded, kind, activation, residual_last):
     (n, ic, oc, src, kernel, stride, padding, groups), mode = CONVOLUTIONS[kind]
     check_convolution(
         n, ic, oc, src, kernel, (stride, padding, (1,) * len(src), groups), mode, activation, residual_last
@@ -95,7 +95,7 @@ def test_convolution(isa, guarded, kind, activation, residual_last):  # noqa: F8
 @both_orders
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kind", ["first", "reference"])
-def test_without_blocks_of_the_kernels(isa, guarded, kind, activation, residual_last):  # noqa: F811
+def test_without_blocks_of_the_kernels(isa, guarded, kind, activation, residual_last):
     """A plain src, and dst in blocks that no kernel is for."""
     check_convolution(
         2, 3, 37, (9, 17), (3, 3), ((2, 2), (1, 1), (1, 1), 1), "never", activation, residual_last, plain=True,
@@ -121,7 +121,7 @@ def check_convolution(n, ic, oc, src, kernel, window, mode, activation, residual
 @both_orders
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kind", TRANSPOSED)
-def test_transposed(isa, guarded, kind, activation, residual_last):  # noqa: F811
+def test_transposed(isa, guarded, kind, activation, residual_last):
     n, ic, oc, src, kernel, stride, padding, output_padding, groups = TRANSPOSED[kind]
     block, ones = library.isa_block(), (1,) * len(src)
     x, w, b = torch.randn(n, ic, *src), torch.randn(ic, oc // groups, *kernel), torch.randn(oc)
@@ -136,7 +136,7 @@ def test_transposed(isa, guarded, kind, activation, residual_last):  # noqa: F81
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("ic, groups", [(3, 1), (32, 32)], ids=["first", "depthwise"])
-def test_answers_larger_than_the_caches(isa, guarded, ic, groups, activation):  # noqa: F811
+def test_answers_larger_than_the_caches(isa, guarded, ic, groups, activation):
     """They are written past the caches."""
     size = (600, 480)
     check_convolution(
