@@ -47,7 +47,9 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
     """Step 3 to 6, on the graph of physical tensors."""
     from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
 
+    how["get_decomp_fn"] = select_decomp_table  # by name, for Inductor's cache: a table of functions is no key
     inference = bool(how.get("is_inference"))
     if inference:
         graph.fused = fuse(gm)
