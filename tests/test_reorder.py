@@ -746,7 +746,7 @@ BAD_CALLS = [
     bad_conv(residual="torch.zeros(1, 1, 3, 3, 8)"),
     bad_conv(residual="torch.zeros(1, 16, 3, 3)"),
     bad_conv(residual="torch.zeros(1, 1, 3, 3, 16).double()"),
-    bad_conv(activation="'gelu'"),
+    bad_conv(activation="'tanh'"),
     bad_conv(activation="None"),
     # batch_norm
     f"batch_norm({BN}, None, None, torch.zeros(20), torch.ones(21), 1e-5)",
