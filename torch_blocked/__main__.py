@@ -11,7 +11,7 @@ from torch_blocked import reference
 from torch_blocked.benchmark import conv, machine, model, pool, reorder, train
 from torch_blocked.benchmark.report import UsageError
 from torch_blocked.dispatch.table import markdown_table
-from torch_blocked.explain import command_line as explain
+from torch_blocked.explain import command as explain
 from torch_blocked.show import command as show
 
 

@@ -2,7 +2,7 @@
 
 passes.py runs the model and leaves it as it was; record.py has the calls of a run, algorithms.py what its convolutions
 ran, compiled.py the same of a compiled model; findings.py says what to mend; report.py is the report, which html.py and
-plot.py draw; command_line.py is the command line.
+plot.py draw; command.py is the command line.
 """
 
 from __future__ import annotations
