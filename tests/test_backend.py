@@ -238,10 +238,10 @@ torch.set_num_threads(1)
 tb.winograd("never")
 with torch.no_grad():
     torch.compile(nn.Conv2d(16, 16, 1), backend="torch_blocked")(torch.randn(1, 16, 4, 4))  # what compilers take once
-    x = torch.randn(1, 512, 4, 4)
+    x = torch.randn(1, 1024, 4, 4)
     gc.collect(), machine.trim_memory(), machine.reset_peak_memory()
     before = machine.resident_memory()
-    model = nn.Sequential(*(nn.Conv2d(512, 512, 3, padding=1) for _ in range(16)))  # 151 MB
+    model = nn.Sequential(*(nn.Conv2d(1024, 1024, 3, padding=1) for _ in range(8)))  # 302 MB
     if sys.argv[1] == "blocked":
         model = torch.compile(model.to(tb.blocked), backend="torch_blocked")
     model(x)
