@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from conftest import assert_same
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 
 import torch_blocked as tb
+from torch_blocked import library
 from torch_blocked.reorder import to_dense
 
 
@@ -253,3 +255,18 @@ def test_export(x):
     model = Net().eval().to(tb.blocked)
     program = torch.export.export(model, (x,))
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_the_cache_on_disk_is_of_one_build(tmp_path, monkeypatch):
+    """What Inductor compiled is taken again by the same build, and not by another: its operators may differ."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    hits = []
+    for build in ("one", "one", "another"):
+        monkeypatch.setattr(library, "fingerprint", lambda build=build: build)
+        torch._dynamo.reset()
+        counters.clear()
+        with torch.no_grad(), inductor_config.patch(force_disable_caches=False):
+            torch.compile(nn.Conv2d(3, 17, 3), backend="torch_blocked")(torch.randn(1, 3, 6, 5))
+        assert counters["inductor"]["fxgraph_cache_bypass"] == 0
+        hits.append(counters["inductor"]["fxgraph_cache_hit"])
+    assert hits == [0, 1, 0]

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import fx
 
-from torch_blocked import counting
+from torch_blocked import counting, library
 from torch_blocked.compile.concat import concatenate_in_place
 from torch_blocked.compile.facts import Facts, keep
 from torch_blocked.compile.formats import block_weights
@@ -33,7 +33,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
     settings = dict(options.get("options") or {})
     if not block_weights(gm):
         return compile_fx(gm, example_inputs, config_patches=settings)
-    settings = {"cpp_wrapper": True} | settings
+    settings = {"cpp_wrapper": True} | settings | _with_this_build(settings)
     training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
     graph = Facts()
@@ -42,6 +42,25 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
             gm, example_inputs, inner_compile=partial(_compile_graph, graph), config_patches=settings,
             decompositions=None if training else decompositions(),
         )  # fmt: skip
+
+
+def _with_this_build(settings: dict[str, object]) -> dict[str, object]:
+    """Makes this build a part of the key of Inductor's cache.
+
+    What it compiled calls the C++ operators by their schemas: with those of another build it would crash.
+    """
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
+
+    class ThisBuild(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return library.fingerprint()
+
+    name = "post_grad_custom_post_pass"
+    return {name: (*get_custom_graph_passes(settings.get(name, getattr(config, name))), ThisBuild())}
 
 
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
