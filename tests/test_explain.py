@@ -299,6 +299,7 @@ def test_plot_without_matplotlib(report, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["torch_blocked", "inductor"])
 def test_compiled(backend):
+    torch._dynamo.reset()  # else sizes that earlier tests changed are symbolic here
     model = nn.Sequential(network(nn.BatchNorm2d(32), nn.ReLU(), Fallback(), Three()), nn.ReLU()).eval()
     try:
         report = explained(torch.compile(model, backend=backend))
