@@ -104,7 +104,7 @@ TORCH_LIBRARY(torch_blocked, m) {
       "upsample_backward(Tensor diff_dst, SymInt[] src_size, str mode, bool align_corners=False, float? scale_h=None, "
       "float? scale_w=None) -> Tensor");
   m.def("empty_like(Tensor like) -> Tensor");
-  m.def("new_empty(Tensor like, int[] size) -> Tensor", {at::Tag::nondeterministic_seeded});  // as ATen's empty_like
+  m.def("new_empty(Tensor like, SymInt[] size) -> Tensor", {at::Tag::nondeterministic_seeded});  // as ATen's empty_like
   m.def("copy_out(Tensor(a!) dst, int first_block, Tensor src) -> ()");
   m.def("empty_cache() -> ()", torch_blocked::empty_cache);
   m.def("set_cache_limit(int bytes) -> int", torch_blocked::set_cache_limit);

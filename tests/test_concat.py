@@ -218,13 +218,17 @@ NETWORKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n, dynamic", [(1, ()), (2, ()), (2, (0, 2, 3))], ids=["1", "2", "dynamic"])
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_concatenation(name, n, graphs):
+def test_concatenation(name, n, dynamic, graphs):
     make, stay, in_place = NETWORKS[name]
+    if dynamic and name == "a constant":
+        dynamic = (0,)  # its expanded size is 8x12
     model, x = randomized(make()), torch.randn(n, 3, 8, 12)
     want = model(x)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, dynamic)
     with tb.fallback("error" if in_place else "allow"):
         assert_close(compiled(model)(x), want)
     if stay is not None:

@@ -161,3 +161,34 @@ def test_fusion(name, blocked, graphs):
         assert_close(actual, answer)
     if expected is not None:
         assert graphs.post_ops() == sorted(expected)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@torch.no_grad()
+def test_fusion_of_symbolic_sizes(name, graphs):
+    make, expected = FUSED[name]
+    model, x = randomized(make()), torch.randn(2, 3, 6, 5)
+    torch._dynamo.mark_dynamic(x, (0, 2, 3))
+    compiled(model)(x)
+    if expected is not None:
+        assert graphs.post_ops() == sorted(expected)
+
+
+SIZES_OF_ANSWERS = {
+    "of the convolution, by what follows": lambda m, x: F.max_pool2d(F.relu(m.n(m.a(x))), 3, 2, 1),
+    "of the convolution, by its residual": lambda m, x: (
+        lambda y: F.relu(m.n(y) + F.interpolate(F.avg_pool2d(m.b(x), 2), size=y.shape[2:]))
+    )(m.a(x)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES_OF_ANSWERS)
+@torch.no_grad()
+def test_sizes_of_answers_are_no_readers(name, graphs):
+    model = randomized(Lambda(SIZES_OF_ANSWERS[name], a=conv(3, 17), n=nn.BatchNorm2d(17), b=conv(3, 17)))
+    function = compiled(model)
+    for size in ((2, 3, 8, 12), (3, 3, 14, 6)):
+        x = torch.randn(size)
+        torch._dynamo.mark_dynamic(x, (0, 2, 3))
+        assert_close(function(x), model(x))
+    assert (True, "residual" in name, "relu") in graphs.post_ops()

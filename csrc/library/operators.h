@@ -77,7 +77,7 @@ Tensor upsample_backward_cpu(const Tensor& diff_dst, SymIntArrayRef src_size, c1
 // As at::empty_like of a dense tensor, in memory of the pool.
 Tensor empty_like_cpu(const Tensor& like);
 // Dense, of this size and the dtype of `like`, in memory of the pool.
-Tensor new_empty_cpu(const Tensor& like, IntArrayRef size);
+Tensor new_empty_cpu(const Tensor& like, SymIntArrayRef size);
 // Copies src to the channel blocks of dst from the first_block-th on.
 void copy_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src);
 void empty_cache();

@@ -71,7 +71,8 @@ Tensor empty_like_cpu(const Tensor& like) {
   return dense.as_strided(like.sizes(), like.strides());
 }
 
-Tensor new_empty_cpu(const Tensor& like, IntArrayRef size) {
+Tensor new_empty_cpu(const Tensor& like, SymIntArrayRef symbolic_size) {
+  const IntArrayRef size = known(symbolic_size);
   for (const int64_t n : size) TORCH_CHECK_VALUE(n >= 0, "new_empty: sizes are not negative, got ", size);
   return empty_pooled(size, like.scalar_type());
 }

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch_blocked import library
 from torch_blocked.compile.fusion import CONVOLUTIONS, post_ops
 from torch_blocked.compile.hoist import returned_nodes
+from torch_blocked.compile.sizes import Sizes
 
 aten = torch.ops.aten
 
@@ -37,26 +38,27 @@ class Part(NamedTuple):
 
 def concatenate_in_place(gm: fx.GraphModule) -> int:
     """Does so wherever a convolution's answer is concatenated, in place; how many concatenations went away."""
-    keep, gone = returned_nodes(gm), set()
+    keep, gone, sizes = returned_nodes(gm), set(), Sizes(gm.graph)
     for node in reversed(list(gm.graph.nodes)):  # what is concatenated again comes after its parts
         if node in gone or node in keep or not _is_concatenation(node):
             continue
         leaves, inner = _parts(Part(node, 0), keep)
-        if any(_writes_in_place(leaf, leaves, keep) for leaf in leaves):
-            _build(gm.graph, leaves, [Part(node, 0), *inner], keep)
+        shape = [sizes.node(n) for n in node.meta["val"].shape]
+        if None not in shape and any(_writes_in_place(leaf, leaves, keep) for leaf in leaves):
+            _build(gm.graph, shape, leaves, [Part(node, 0), *inner], keep)
             gone.update([node, *(part.node for part in inner)])
     gm.recompile()
     return len(gone)
 
 
 def _is_concatenation(node: fx.Node) -> bool:
-    """Along the blocks of channels, of float32 tensors of constant sizes."""
+    """Along the blocks of channels, of float32 tensors."""
     value = node.meta.get("val")
     if node.target is not aten.cat.default or len(node.args) != 2 or node.args[1] != 1 or not isinstance(value, Tensor):
         return False
     sources = [source.meta["val"] for source in node.args[0]]
     return (
-        all(isinstance(n, int) and n > 0 for v in (value, *sources) for n in v.shape)
+        all(isinstance(v.shape[1], int) and all(n for n in v.shape if isinstance(n, int)) for v in sources)
         and all(v.dtype is torch.float32 and v.device.type == "cpu" and v.dim() == value.dim() for v in sources)
     )  # fmt: skip
 
@@ -86,16 +88,15 @@ def _writes_in_place(leaf: Part, leaves: list[Part], keep: set[fx.Node]) -> bool
     )
 
 
-def _build(graph: fx.Graph, leaves: list[Part], concatenations: list[Part], keep: set[fx.Node]) -> None:
+def _build(graph: fx.Graph, shape: list, leaves: list[Part], concatenations: list[Part], keep: set[fx.Node]) -> None:
     """The whole tensor, written part by part, and views of it for all that read the parts and the concatenations."""
-    value = concatenations[0].node.meta["val"]
     position = {node: i for i, node in enumerate(graph.nodes)}
     leaves = sorted(leaves, key=lambda leaf: position[leaf.node])
     in_place = [leaf for leaf in leaves if _writes_in_place(leaf, leaves, keep)]
     first = leaves[0].node
     like = first.all_input_nodes[0] if leaves[0] in in_place else first
     with graph.inserting_before(first if leaves[0] in in_place else _following(graph, first)):
-        whole = _call(graph, library.new_empty_op, like, list(value.shape))
+        whole = _call(graph, library.new_empty_op, like, shape)
     for leaf in in_place:
         with graph.inserting_before(leaf.node):
             before, post = leaf.node.args[: CONVOLUTIONS[leaf.node.target]], post_ops(leaf.node)

@@ -14,6 +14,7 @@ from torch_blocked.compile.facts import Facts, keep
 from torch_blocked.compile.formats import block_weights
 from torch_blocked.compile.fusion import CONVOLUTIONS, decompose, decompositions, fuse
 from torch_blocked.compile.hoist import Hoisted, hoist
+from torch_blocked.compile.sizes import sizes_from_inputs
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable:
@@ -71,6 +72,7 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
     how["get_decomp_fn"] = select_decomp_table  # by name, for Inductor's cache: a table of functions is no key
     inference = bool(how.get("is_inference"))
     if inference:
+        sizes_from_inputs(gm)
         graph.fused = fuse(gm)
         graph.convolutions = sum(node.target in CONVOLUTIONS for node in gm.graph.nodes)
         concatenate_in_place(gm)

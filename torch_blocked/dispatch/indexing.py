@@ -15,7 +15,7 @@ from torch._prims_common import canonicalize_dim
 
 from torch_blocked import counting, reorder
 from torch_blocked.dispatch.fallback import bump_version, fallback
-from torch_blocked.dispatch.physical import clear_padding, lead, shifted
+from torch_blocked.dispatch.physical import agree_outside, block_range, clear_padding, lead, resized, shifted
 from torch_blocked.dispatch.registry import register
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor
@@ -23,13 +23,9 @@ from torch_blocked.tensor import BlockedTensor
 aten = torch.ops.aten
 
 
-def _resized(x: Tensor, axis: int, n: int) -> tuple[int, ...]:
-    return (*x.shape[:axis], n, *x.shape[axis + 1 :])
-
-
 def _take(x: BlockedTensor, axis: int, index: Tensor) -> BlockedTensor:
     """The elements of `axis` at these indices, all in range; a blocked axis is the only one, see `_can_take`."""
-    size, block = _resized(x, axis, index.numel()), x._blocking.block(axis)
+    size, block = resized(x, axis, index.numel()), x._blocking.block(axis)
     if block == 1:
         return BlockedTensor(x._physical.index_select(axis, index), x._blocking, size)
     blocks = x._blocking.inner_blks
@@ -100,7 +96,7 @@ def expand(func: OpOverload, x: BlockedTensor, size: list[int], *, implicit: boo
     """Axes of one repeated and new leading ones: a view, plain where a blocked axis is repeated."""
     new = len(size) - x.dim()
     wide = [n if s == -1 else s for n, s in zip([-1] * new + list(x.shape), size, strict=True)] if new >= 0 else []
-    if new < 0 or any(s < 0 or n not in (1, s) for n, s in zip(x.shape, wide[new:], strict=True)) or min(wide) < 0:
+    if new < 0 or any(s < 0 for s in wide) or any(n not in (1, s) for n, s in zip(x.shape, wide[new:], strict=True)):
         return fallback(func, x, size, implicit=implicit)  # PyTorch says what is wrong
     repeated = [a for a in x._blocking.axes if wide[new + a] != x.size(a)]
     if not repeated:
@@ -127,7 +123,7 @@ def constant_pad(func: OpOverload, x: BlockedTensor, pad: list[int], value: floa
     for i in range(len(pad) // 2):
         before[ndim - 1 - i], after[ndim - 1 - i] = pad[2 * i], pad[2 * i + 1]
     size = tuple(b + n + a for b, n, a in zip(before, x.shape, after, strict=True))
-    if min(size) < 0 or any(before[a] or (after[a] > 0 and value) for a in blocking.axes):
+    if any(n < 0 for n in size) or any(before[a] or (after[a] > 0 and value) for a in blocking.axes):
         return fallback(func, x, pad, value)
     for a in blocking.axes:
         after[a] = blocking.outer(size)[a] - x._physical.size(a)
@@ -183,7 +179,7 @@ def pad_from_itself_backward(func: OpOverload, grad: Tensor, x: Tensor, padding:
         return fallback(func, grad, x, padding)
     physical = reorder.to_blocking(grad, blocking)
     for axis, index in axes:
-        zeros = physical.new_zeros(_resized(physical, axis, x.size(axis)))
+        zeros = physical.new_zeros(resized(physical, axis, x.size(axis)))
         physical = zeros.index_add_(axis, index.to(x.device), physical)
     return BlockedTensor(physical, blocking, x.shape)
 
@@ -221,7 +217,7 @@ def index(func: OpOverload, x: Tensor, indices: list[Tensor | None]) -> Tensor:
         return fallback(func, x, indices)
     axis, values = given
     physical = func(x._physical, [*[None] * axis, values])
-    return BlockedTensor(physical, x._blocking, _resized(x, axis, physical.size(axis)))
+    return BlockedTensor(physical, x._blocking, resized(x, axis, physical.size(axis)))
 
 
 @register(aten.index_add.default, aten.index_copy.default)
@@ -266,9 +262,7 @@ def index_put(
 
 def _fit_outside(axis: int, tensors: tuple[Tensor, ...], first: BlockedTensor) -> bool:
     """Whether the tensors are of one size but along `axis`, which is not blocked."""
-    return all(t.dim() == first.dim() for t in tensors) and (
-        first._blocking.block(axis) == 1 and len({_resized(t, axis, 0) for t in tensors}) == 1
-    )
+    return first._blocking.block(axis) == 1 and agree_outside(axis, (first, *tensors))
 
 
 @register(
@@ -334,15 +328,12 @@ def slice_backward(
 ) -> Tensor:
     """Of `slice` along an axis that is not blocked, or at block borders."""
     axis = canonicalize_dim(len(input_sizes), dim)
-    n, block = input_sizes[axis], grad._blocking.block(axis)
-    first, last, _ = slice(start, end, max(step, 1)).indices(n)
-    fits = (*input_sizes[:axis], len(range(first, last, max(step, 1))), *input_sizes[axis + 1 :]) == grad.shape
-    at_borders = block == 1 or (step == 1 and first % block == 0 and (last % block == 0 or last == n))
-    if step < 1 or not fits or not at_borders:
+    whole = torch.empty(input_sizes, device="meta")
+    within = block_range(input_sizes[axis], grad._blocking.block(axis), start, end, step)
+    if within is None or aten.slice.Tensor(whole, axis, start, end, step).shape != grad.shape:
         return fallback(func, grad, input_sizes, dim, start, end, step)
-    first, last = first // block, -(-max(first, last) // block)
     return _zeros_around(
-        grad, grad._blocking, input_sizes, lambda physical: aten.slice.Tensor(physical, axis, first, last, step)
+        grad, grad._blocking, input_sizes, lambda physical: aten.slice.Tensor(physical, axis, *within, step)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -103,3 +104,26 @@ def lead(args: tuple) -> BlockedTensor:
 def shifted(blocking: Blocking, mapping: dict[int, int]) -> Blocking:
     """The blocking with its axes renumbered."""
     return Blocking(tuple((mapping[axis], block) for axis, block in blocking))
+
+
+def resized(x: Tensor, axis: int, n: int) -> tuple[int, ...]:
+    """The size of `x` with `n` along one axis."""
+    return (*x.shape[:axis], n, *x.shape[axis + 1 :])
+
+
+def agree_outside(axis: int, tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors have as many axes and, but along this one, the same sizes, symbolic ones too."""
+    first = tensors[0]
+    return all(x.dim() == first.dim() and resized(x, axis, 0) == resized(first, axis, 0) for x in tensors)
+
+
+def block_range(
+    n: int, block: int, start: int | None, end: int | None, step: int
+) -> tuple[int | None, int | None] | None:
+    """The range start:end:step of `n` indices as one of blocks; None where it is empty or cuts one."""
+    if block == 1:
+        return start, end
+    begin, stop, _ = slice(start, end).indices(n)
+    if step != 1 or begin >= stop or begin % block or (stop % block and stop != n):
+        return None
+    return begin // block, -(-stop // block)

@@ -181,7 +181,7 @@ def _max_pool(
     """None where PyTorch says what is wrong."""
     window = Window.of(kernel, stride, padding, dilation)
     size = window and window.dst_size(x.shape[2:], ceil_mode)
-    if not size or min(size) < 1:
+    if not size or any(n < 1 for n in size):
         return None
     dst, found = library.pool_op(x._physical, x.size(1), size, "max", *window, indices=indices)
     return (like(dst, x), like(found, x)) if indices else (like(dst, x),)
@@ -203,7 +203,7 @@ def avg_pool(
         return per_channel(func, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     window = Window.of(kernel_size, stride, padding)
     size = window and window.dst_size(x.shape[2:], ceil_mode)
-    if not size or min(size) < 1 or divisor_override == 0:
+    if not size or any(n < 1 for n in size) or divisor_override == 0:
         return fallback(func, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     dst, _ = library.pool_op(x._physical, x.size(1), size, "avg", *window, count_include_pad, divisor_override)
     return like(dst, x)
@@ -219,7 +219,7 @@ def adaptive_avg_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> Te
     """As many windows as `output_size` says. `inference_mode` delivers the second, not yet taken apart."""
     if not has_kernel(x):
         return per_channel(func, x, output_size)
-    if len(output_size) != 2 or min(output_size) < 1:
+    if len(output_size) != 2 or any(n < 1 for n in output_size):
         return fallback(func, x, output_size)
     return like(library.pool_op(x._physical, x.size(1), output_size, "avg")[0], x)
 
@@ -229,7 +229,7 @@ def adaptive_max_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> tu
     """As many windows as `output_size` says; values and indices."""
     if not has_kernel(x):
         return max_of_images(func, x, output_size)
-    if len(output_size) != 2 or min(output_size) < 1:
+    if len(output_size) != 2 or any(n < 1 for n in output_size):
         return fallback(func, x, output_size)
     dst, found = library.pool_op(x._physical, x.size(1), output_size, "max", indices=True)
     return like(dst, x), like(found, x)
@@ -249,7 +249,7 @@ def upsample_nearest(
     """The nearest pixel."""
     if not has_kernel(x):
         return per_channel(func, x, output_size, scales_h, scales_w)
-    if len(output_size) != 2 or min(output_size) < 1:
+    if len(output_size) != 2 or any(n < 1 for n in output_size):
         return fallback(func, x, output_size, scales_h, scales_w)
     return like(library.upsample_op(x._physical, output_size, _NEAREST[func], False, scales_h, scales_w), x)
 
@@ -266,7 +266,7 @@ def upsample_bilinear(
     """Between the four nearest pixels."""
     if not has_kernel(x):
         return per_channel(func, x, output_size, align_corners, scales_h, scales_w)
-    if len(output_size) != 2 or min(output_size) < 1:
+    if len(output_size) != 2 or any(n < 1 for n in output_size):
         return fallback(func, x, output_size, align_corners, scales_h, scales_w)
     return like(library.upsample_op(x._physical, output_size, "bilinear", align_corners, scales_h, scales_w), x)
 

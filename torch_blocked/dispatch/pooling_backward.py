@@ -151,7 +151,7 @@ def upsample_backward(
 ) -> Tensor:
     """`how` is align_corners (of bilinear), then the scales."""
     size = [*input_size[:2], *output_size]
-    if not has_kernel(grad) or list(grad.shape) != size or len(input_size) != 4 or min(input_size) < 1:
+    if not has_kernel(grad) or list(grad.shape) != size or len(input_size) != 4 or any(n < 1 for n in input_size):
         return upsample_gradient_of_images(func, grad, output_size, input_size, *how)
     mode = _MODES[func]
     how = how if mode == "bilinear" else (False, *how)

@@ -11,7 +11,7 @@ from torch._prims_common import canonicalize_dim, infer_size
 
 from torch_blocked import counting, reorder
 from torch_blocked.dispatch.fallback import fallback
-from torch_blocked.dispatch.physical import shifted
+from torch_blocked.dispatch.physical import agree_outside, block_range, resized, shifted
 from torch_blocked.dispatch.registry import register
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor, merge_axes
@@ -118,18 +118,15 @@ def slice_(
     dim = canonicalize_dim(x.dim(), dim)
     if step <= 0:
         return fallback(func, x, dim, start, end, step)  # PyTorch says what is wrong
-    begin, stop, step = slice(start, end, step).indices(x.size(dim))
-    stop = max(begin, stop)
-    block = x._blocking.block(dim)
-    if block == 1:
-        physical = func(x._physical, dim, begin, stop, step)
-        return BlockedTensor(physical, x._blocking, _resized(x, dim, physical.size(dim)))
-    ends_a_block = stop % block == 0 or stop == x.size(dim)
-    if step != 1 or begin % block or not ends_a_block or begin == stop:
-        inside = begin < stop and begin // block == (stop - 1) // block and len(x._blocking) == 1
-        return _within_block(x, dim, begin, stop, step) if inside else fallback(func, x, dim, start, end, step)
-    physical = func(x._physical, dim, begin // block, -(-stop // block), 1)
-    return BlockedTensor(physical, x._blocking, _resized(x, dim, stop - begin))
+    n, block = x.size(dim), x._blocking.block(dim)
+    within = block_range(n, block, start, end, step)
+    if within is not None:
+        physical = func(x._physical, dim, *within, step)
+        size = physical.size(dim) if block == 1 else len(range(n)[start:end])
+        return BlockedTensor(physical, x._blocking, resized(x, dim, size))
+    begin, stop, step = slice(start, end, step).indices(n)
+    inside = begin < stop and begin // block == (stop - 1) // block and len(x._blocking) == 1
+    return _within_block(x, dim, begin, stop, step) if inside else fallback(func, x, dim, start, end, step)
 
 
 def _within_block(x: BlockedTensor, dim: int, begin: int, stop: int, step: int) -> Tensor:
@@ -158,10 +155,6 @@ def select(func: OpOverload, x: BlockedTensor, dim: int, index: int) -> Tensor:
         physical = physical.select(x.dim() - 1, index % n // block % b)
     counting.record_left()
     return physical
-
-
-def _resized(x: Tensor, dim: int, n: int) -> tuple[int, ...]:
-    return (*x.shape[:dim], n, *x.shape[dim + 1 :])
 
 
 @register(aten.split.Tensor)
@@ -200,21 +193,19 @@ def cat(func: OpOverload, tensors: list[Tensor], dim: int = 0) -> Tensor:
     """Joined along any axis; along a blocked one, where all but the last are whole blocks."""
     first = next(x for x in tensors if isinstance(x, BlockedTensor))
     joined = [x for x in tensors if not (x.dim() == 1 and x.size(0) == 0)]  # PyTorch passes over these
-    blocking, ndim = first._blocking, first.dim()
-    dim = canonicalize_dim(ndim, dim)
-    fits = joined and all(x.dim() == ndim and x.dtype == first.dtype for x in joined)
-    fits = fits and len({_resized(x, dim, 0) for x in joined}) == 1
+    blocking, dim = first._blocking, canonicalize_dim(first.dim(), dim)
+    fits = joined and all(x.dtype == first.dtype for x in joined) and agree_outside(dim, [first, *joined])
     block = blocking.block(dim)
     if not fits or (block > 1 and any(x.size(dim) % block or x.size(dim) == 0 for x in joined[:-1])):
         return fallback(func, tensors, dim)
     physical = func([reorder.to_blocking(x, blocking) for x in joined], dim)
-    return BlockedTensor(physical, blocking, _resized(first, dim, sum(x.size(dim) for x in joined)))
+    return BlockedTensor(physical, blocking, resized(first, dim, sum(x.size(dim) for x in joined)))
 
 
 @register(aten.stack.default)
 def stack(func: OpOverload, tensors: list[Tensor], dim: int = 0) -> Tensor:
     """Joined along a new axis."""
-    if len({(x.shape, x.dtype) for x in tensors}) > 1:
+    if any(x.shape != tensors[0].shape or x.dtype != tensors[0].dtype for x in tensors):
         return fallback(func, tensors, dim)
     return torch.cat([x.unsqueeze(dim) for x in tensors], dim)
 

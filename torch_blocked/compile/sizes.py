@@ -1,0 +1,63 @@
+"""Sizes that vary, as arithmetic on the graph's inputs: then no size of an answer needs the answer itself.
+
+Where AOTAutograd asks a convolution's answer for its height, the answer has one reader more, and what comes after the
+question cannot move before it. Every size is an expression over those that are inputs, so it is computed from these.
+"""
+
+from __future__ import annotations
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+aten = torch.ops.aten
+
+
+class Sizes:
+    """Writes sizes into a graph, each once, before all that computes."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._inputs = {
+            node.meta["val"].node.expr: fx.Proxy(node)
+            for node in graph.find_nodes(op="placeholder")
+            if isinstance(node.meta.get("val"), torch.SymInt)
+        }
+        self._last = next(n for n in graph.nodes if n.next.op != "placeholder")
+        self._known: dict[sympy.Expr, fx.Node] = {}
+
+    def node(self, size: int | torch.SymInt) -> int | fx.Node | None:
+        """The number, or a node whose value it is; None where the inputs do not tell it."""
+        if not isinstance(size, torch.SymInt):
+            return size
+        expr = size.node.expr
+        if expr.is_Integer:
+            return int(expr)
+        if not expr.free_symbols.issubset(self._inputs):
+            return None
+        if expr not in self._known:
+            self._known[expr] = self._write(expr)
+        return self._known[expr]
+
+    def _write(self, expr: sympy.Expr) -> fx.Node:
+        end = self._last.next
+        with self._graph.inserting_before(end):
+            result = sympy_interp(PythonReferenceAnalysis, self._inputs, expr).node
+        while self._last.next is not end:
+            self._last = self._last.next
+            values = fx.map_arg(self._last.args, lambda node: node.meta["val"])
+            self._last.meta["val"] = self._last.target(*values)
+        return result
+
+
+def sizes_from_inputs(gm: fx.GraphModule) -> None:
+    """Replaces every size that is asked of a tensor, in place."""
+    sizes = Sizes(gm.graph)
+    for node in gm.graph.find_nodes(op="call_function", target=aten.sym_size.int):
+        size = sizes.node(node.meta["val"])
+        if size is not None:
+            node.replace_all_uses_with(size)
+            gm.graph.erase_node(node)
+    gm.recompile()
