@@ -294,7 +294,9 @@ def test_tiers(tier, mode):
 
 def test_without_a_compiler(tmp_path):
     done = run_small("no_grad", CXX="/no/such/compiler", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 1 and "/no/such/compiler" in done.stderr
+    assert done.returncode == 1
+    message = "RuntimeError: torch.compile needs a C++ compiler and /no/such/compiler is none that works: install g++"
+    assert any(line.startswith(message) for line in done.stderr.splitlines()), done.stderr[-2000:]
 
 
 # ---- What stays as it was

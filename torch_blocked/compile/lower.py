@@ -27,6 +27,9 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
         gm: the graph that Dynamo traced.
         example_inputs: its inputs, parameters among them.
         options: `torch.compile(..., options={...})`: Inductor's settings.
+
+    Raises:
+        RuntimeError: no C++ compiler works.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor.compile_fx import compile_fx
@@ -34,6 +37,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
     settings = dict(options.get("options") or {})
     if not block_weights(gm):
         return compile_fx(gm, example_inputs, config_patches=settings)
+    _check_compiler()
     settings = {"cpp_wrapper": True} | settings | _with_this_build(settings)
     training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
@@ -43,6 +47,21 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
             gm, example_inputs, inner_compile=partial(_compile_graph, graph), config_patches=settings,
             decompositions=None if training else decompositions(),
         )  # fmt: skip
+
+
+def _check_compiler() -> None:
+    from torch._inductor import config
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        cxx = config.cpp.cxx if isinstance(config.cpp.cxx, (list, tuple)) else [config.cpp.cxx]
+        tried = ", ".join(filter(None, cxx))
+        raise RuntimeError(
+            f"torch.compile needs a C++ compiler and {tried} is none that works: install g++, or name one in CXX"
+        ) from None
 
 
 def _with_this_build(settings: dict[str, object]) -> dict[str, object]:
