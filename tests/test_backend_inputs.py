@@ -144,7 +144,7 @@ def test_errors(name):
     types = []
     for backend in ("torch_blocked", "inductor"):
         torch._dynamo.reset()
-        with pytest.raises(Exception) as error:  # noqa: PT011 - whatever it is, it is to be the same
+        with pytest.raises(Exception) as error:
             torch.compile(model, backend=backend)(x)
         types.append(type(error.value))
     assert types[0] is types[1]
