@@ -60,7 +60,8 @@ TORCH_LIBRARY(torch_blocked, m) {
       "convolution(Tensor src, int[]? src_blocking, Tensor weight, int[] weight_size, int[]? weight_blocking, Tensor? "
       "bias, "
       "int[] stride, int[] padding, int[] dilation, int groups, int block, Tensor? scale=None, Tensor? shift=None, "
-      "Tensor? residual=None, str activation='none', float alpha=0, bool residual_last=False) -> Tensor");
+      "Tensor? residual=None, str activation='none', float alpha=0, bool residual_last=False, Tensor? src_scale=None) "
+      "-> Tensor");
   m.def(
       "convolution_transpose(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
       "Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] dilation, int groups, int block, "

@@ -135,9 +135,11 @@ def convolution_aten(
     activation: str = "none",
     alpha: float = 0.0,
     residual_last: bool = False,
+    src_scale: Tensor | None = None,
 ) -> Tensor:
     """`convolution` in ATen operations: any device, differentiable."""
     ndim = len(weight_size)
+    src = src if src_scale is None else src * src_scale
     x = blocked_to_plain(src, (src.size(0), weight_size[1] * groups, *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
     y = torch.convolution(x, w, bias, stride, padding, dilation, False, [0] * (ndim - 2), groups)

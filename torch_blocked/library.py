@@ -10,12 +10,15 @@ inner block first; a plain tensor's is empty.
     innermost in memory. dst is dense, its padding zero. Floating point to integer rounds to nearest even and saturates.
 
 ``torch_blocked::convolution(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding, dilation,
-groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0, residual_last=False) -> dst``
+groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0, residual_last=False,
+src_scale=None) -> dst``
     Convolution of 1, 2 or 3 spatial dims, float32. src is plain (n, ic, id, ih, iw) or blocked; weight plain or
     blocked, of logical size (oc, ic / groups, kd, kh, kw); dst is (n, ceil(oc / block), od, oh, ow, block), d and h
     absent where there are fewer dims. After the sum, in this order: + bias, * scale + shift (a value a channel),
     + residual (laid out as dst), activation ("none", "relu", "relu6", "leaky_relu" of slope alpha, "sigmoid", "silu",
-    "hardsigmoid", "hardswish", "gelu", "gelu_tanh"); where `residual_last`, + residual after the activation.
+    "hardsigmoid", "hardswish", "gelu", "gelu_tanh"); where `residual_last`, + residual after the activation. With a
+    `src_scale`, (n, ceil(ic / block), 1, ..., block), src is first multiplied by it; for a blocked src, a weight
+    blocked by ic and then oc, and no groups.
 
 ``torch_blocked::convolution_transpose(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding,
 output_padding, dilation, groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0,
@@ -28,7 +31,7 @@ residual_last=False) -> dst``
 ``torch_blocked::convolution_out(dst, first_block, src, ..., block, scale=None, shift=None, activation="none",
 alpha=0)``, ``torch_blocked::convolution_transpose_out(dst, first_block, src, ...)``,
 ``torch_blocked::copy_out(dst, first_block, src)``
-    The same without a residual, and a copy of `src`, into the channel blocks from `first_block` on of a dense dst with
+    The same without a residual or a src_scale, and a copy of `src`, into the channel blocks from `first_block` on of a dense dst with
     as many or more of them, (n, blocks, od, oh, ow, block).
 
 ``torch_blocked::new_empty(like, size) -> dst``

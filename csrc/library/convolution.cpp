@@ -1,3 +1,5 @@
+#include <ATen/ops/mul.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -164,6 +166,36 @@ void set_operands(Conv& c, const Tensor& src, const Tensor& weight) {
   c.wei = weight.const_data_ptr<float>();
 }
 
+// The convolution of src times `src_scale`, a number of each image and channel, (n, ceil(ic / block), 1, ..., block):
+// image by image, the weights times it, which are fewer numbers than src where that is large.
+void convolve_scaled(Conv c, const Tensor& weight, const Tensor& src_scale) {
+  const int64_t images = c.n, src_image = c.src_md.strides[0];
+  c.n = c.src_md.dims[0] = 1;
+  for (int64_t i = 0; i < images; i++) {
+    const Tensor scaled = at::mul(weight, src_scale.select(0, i).unsqueeze(0).unsqueeze(-1));
+    c.wei = scaled.const_data_ptr<float>();
+    convolve(c, nullptr);
+    c.src += src_image;
+    c.advance_dst(c.dst_image());
+  }
+}
+
+void check_src_scale(const Conv& c, const Tensor& src, IntArrayRef weight_blocking, const Tensor& weight,
+                     const Tensor& src_scale) {
+  const int64_t block = c.src_md.single_block(1);
+  const bool fits = block > 0 && c.groups == 1 && weight_blocking.size() == 4 && weight_blocking[0] == 1 &&
+                    weight_blocking[1] == block && weight_blocking[2] == 0 && weight.is_contiguous();
+  TORCH_CHECK_VALUE(fits,
+                    "convolution: with a src_scale there are no groups, src has channels in blocks, and so has a "
+                    "dense weight, then output channels; got src ",
+                    src.sizes(), " and a weight blocked by ", weight_blocking, " for ", c.groups, " groups");
+  std::vector<int64_t> expected(src.dim(), 1);
+  expected[0] = src.size(0), expected[1] = src.size(1), expected.back() = block;
+  TORCH_CHECK_VALUE(src_scale.sizes() == IntArrayRef(expected) && src_scale.scalar_type() == at::kFloat,
+                    "convolution: src_scale is float32 and has shape ", IntArrayRef(expected), ", got ",
+                    src_scale.scalar_type(), " and ", src_scale.sizes());
+}
+
 }  // namespace
 
 Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef maybe_src_blocking, const Tensor& weight,
@@ -171,16 +203,24 @@ Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef maybe_src_bloc
                        const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                        int64_t groups, int64_t block, const std::optional<Tensor>& scale,
                        const std::optional<Tensor>& shift, const std::optional<Tensor>& residual,
-                       c10::string_view activation, double alpha, bool residual_last) {
+                       c10::string_view activation, double alpha, bool residual_last,
+                       const std::optional<Tensor>& src_scale) {
   const IntArrayRef src_blocking = known(maybe_src_blocking), weight_blocking = known(maybe_weight_blocking);
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
+  const bool scaled = src_scale.has_value() && src_scale->defined();
+  if (scaled) check_src_scale(c, src, weight_blocking, weight, *src_scale);
   Tensor dst = empty_dst(c, weight_size.size());
   const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
   if (dst.numel() == 0) return dst;
   set_operands(c, src, weight);
   c.dst = dst.mutable_data_ptr<float>();
   const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
-  or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
+  or_out_of_memory("convolution", [&] {
+    if (scaled)
+      convolve_scaled(c, weight, *src_scale);
+    else
+      convolve(c, key ? &*key : nullptr);
+  });
   return dst;
 }
 

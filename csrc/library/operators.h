@@ -21,7 +21,8 @@ Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef src_blocking, 
                        const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                        int64_t groups, int64_t block, const std::optional<Tensor>& scale,
                        const std::optional<Tensor>& shift, const std::optional<Tensor>& residual,
-                       c10::string_view activation, double alpha, bool residual_last);
+                       c10::string_view activation, double alpha, bool residual_last,
+                       const std::optional<Tensor>& src_scale);
 void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src,
                          at::OptionalIntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
                          at::OptionalIntArrayRef weight_blocking, const std::optional<Tensor>& bias, IntArrayRef stride,

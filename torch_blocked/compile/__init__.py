@@ -5,10 +5,12 @@ What happens to a graph, one file a step:
 1. formats.py: the weights of convolutions become blocked; from there on blocked tensors spread by themselves, because
    every operator on them gives one, until a result is plain or leaves the graph.
 2. AOTAutograd traces through the tensors to their physical ones: torch_blocked's operators and ATen's.
-3. fusion.py: what follows a convolution becomes its post-ops.
-4. concat.py: convolutions write into their part of what is concatenated.
-5. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
-6. Inductor compiles the rest, with its C++ wrapper.
+3. sizes.py: sizes that vary are computed from the graph's inputs.
+4. fusion.py: what follows a convolution becomes its post-ops.
+5. concat.py: convolutions write into their part of what is concatenated.
+6. src_scale.py: what scales the channels of a convolution's src scales its weights.
+7. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
+8. Inductor compiles the rest, with its C++ wrapper.
 """
 
 from torch_blocked.compile.lower import backend

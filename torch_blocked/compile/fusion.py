@@ -36,7 +36,8 @@ class PostOps(NamedTuple):
 
 def post_ops(convolution: fx.Node) -> PostOps:
     """Those that the convolution has."""
-    return PostOps(*convolution.args[CONVOLUTIONS[convolution.target] :])
+    first = CONVOLUTIONS[convolution.target]
+    return PostOps(*convolution.args[first : first + len(PostOps._fields)])
 
 
 def _value(argument: object) -> object:

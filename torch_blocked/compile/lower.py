@@ -15,6 +15,7 @@ from torch_blocked.compile.formats import block_weights
 from torch_blocked.compile.fusion import CONVOLUTIONS, decompose, decompositions, fuse
 from torch_blocked.compile.hoist import Hoisted, hoist
 from torch_blocked.compile.sizes import sizes_from_inputs
+from torch_blocked.compile.src_scale import scale_weights
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable:
@@ -84,7 +85,7 @@ def _with_this_build(settings: dict[str, object]) -> dict[str, object]:
 
 
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
-    """Step 3 to 6, on the graph of physical tensors."""
+    """Steps 3 to 8, on the graph of physical tensors."""
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
@@ -95,6 +96,7 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
         graph.fused = fuse(gm)
         graph.convolutions = sum(node.target in CONVOLUTIONS for node in gm.graph.nodes)
         concatenate_in_place(gm)
+        graph.fused += scale_weights(gm)
     decompose(gm, inference)
     if not inference:
         return keep(graph, compile_fx_inner(gm, example_inputs, **how))

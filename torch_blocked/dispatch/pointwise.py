@@ -77,12 +77,13 @@ def pointwise(func: OpOverload, *args: object, **kwargs: object) -> object:
     if not kwargs and are_alike(args) and args[0].is_floating_point():  # nothing broadcasts: most calls, quickly told
         blocking, size, zero = args[0]._blocking, args[0].shape, keeps_zero(func, args)
         args = [a._physical if isinstance(a, BlockedTensor) else a for a in args]
-        if zero:
-            return BlockedTensor(_call(func, args), blocking, size)
     else:
         blocking, size = _layout((*args, *kwargs.values()) if kwargs else args)
+        zero = func._opname in ZERO_OF_ZEROS and not kwargs and all(_spans(a, blocking, size) for a in args)
         args, kwargs = _operands(func, args, kwargs, blocking, size)
     physical = func(*args, **kwargs) if kwargs else _call(func, args)
+    if zero:
+        return BlockedTensor(physical, blocking, size)
     if isinstance(physical, Tensor):
         return BlockedTensor(clear_padding(physical, blocking, size), blocking, size)
     return type(physical)(BlockedTensor(clear_padding(p, blocking, size), blocking, size) for p in physical)
@@ -94,6 +95,14 @@ def keeps_zero(func: OpOverload, args: tuple) -> bool:
         low, high = (0 if v is None else v for v in (*args[1:], 0, 0)[:2])
         return isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= 0 <= high
     return func._opname in ZERO_OF_ZEROS and all(isinstance(a, BlockedTensor) for a in args)
+
+
+def _spans(x: object, blocking: Blocking, size: torch.Size) -> bool:
+    """Whether it has padding where the answer has: it does not broadcast along a blocked axis."""
+    if not isinstance(x, Tensor):
+        return False
+    new = len(size) - x.dim()
+    return all(axis >= new and x.size(axis - new) == size[axis] for axis in blocking.axes)
 
 
 def _call(func: OpOverload, args: list[object]) -> object:

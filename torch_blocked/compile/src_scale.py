@@ -1,0 +1,56 @@
+"""Squeeze and excitation: what scales the channels of a convolution's src scales its weights instead.
+
+A large src is then neither read nor written for it (operator `convolution`, src_scale).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+from torch_blocked import library
+from torch_blocked.compile.fusion import CONVOLUTIONS, post_ops
+
+aten = torch.ops.aten
+
+
+def scale_weights(gm: fx.GraphModule) -> int:
+    """Does so, in place, wherever there is less to multiply; how many products of whole tensors went away."""
+    products = 0
+    for convolution in gm.graph.find_nodes(op="call_function", target=library.convolution_op):
+        product = convolution.args[0]
+        factors = _factors(product)
+        if factors is None or len(product.users) > 1 or not _pays(convolution):
+            continue
+        src, scale = factors
+        own = convolution.args[1 : CONVOLUTIONS[convolution.target]]
+        convolution.args = (src, *own, *post_ops(convolution), scale)
+        values = fx.map_arg(convolution.args, lambda node: node.meta["val"])
+        convolution.meta["eager_input_vals"] = (values, {})
+        gm.graph.erase_node(product)
+        products += 1
+    gm.recompile()
+    return products
+
+
+def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """A blocked image and the number that each of its channels is multiplied by."""
+    if product.target is not aten.mul.Tensor or not all(isinstance(a, fx.Node) for a in product.args):
+        return None
+    size = product.meta["val"].shape
+    for src, scale in (product.args, product.args[::-1]):
+        one_each = (*size[:2], *[1] * (len(size) - 3), size[-1])
+        if src.meta["val"].shape == size and scale.meta["val"].shape == one_each:
+            return src, scale
+    return None
+
+
+def _pays(convolution: fx.Node) -> bool:
+    """Whether src has more numbers a channel, by far, than the weights, which are scaled anew for every image."""
+    src_blocking, size, weight_blocking, groups = (convolution.args[i] for i in (1, 3, 4, 9))
+    pixels = math.prod(map(optimization_hint, convolution.args[0].meta["val"].shape[2:-1]))
+    in_order = len(src_blocking) == 2 and list(weight_blocking)[:3] == [*src_blocking, 0] and len(weight_blocking) == 4
+    return groups == 1 and in_order and pixels >= 2 * size[0] * math.prod(size[2:])
