@@ -163,18 +163,19 @@ def test_train_contestants_take_the_same_step():
     assert losses["nchw"][2] < losses["nchw"][0]
 
 
-def only(monkeypatch, *names):
-    """Leaves these contestants; the others' compilers take seconds."""
-    for name in set(CONTESTANTS) - set(names):
-        monkeypatch.delitem(CONTESTANTS, name)
-
-
 def test_model(bench, monkeypatch):
-    only(monkeypatch, "nchw", "channels_last", "blocked", "blocked compiled")
+    names = [
+        "nchw",
+        "channels_last",
+        "blocked",
+        "blocked compiled",
+        "blocked dynamic",
+    ]  # others' compilers take seconds
     monkeypatch.setattr(machine, "trim_memory", lambda: None)
-    text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "3", "--input", "3x9x8")
+    text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "3", "--input", "3x9x8",
+                        "--contestants", *names)  # fmt: skip
     rows = found["rows"]
-    assert [(row["n"], row["contestant"]) for row in rows] == [(n, name) for n in (1, 3) for name in CONTESTANTS]
+    assert [(row["n"], row["contestant"]) for row in rows] == [(n, name) for n in (1, 3) for name in names]
     for row in rows:
         best = min(r["ms"] for r in rows if r["n"] == row["n"] and not CONTESTANTS[r["contestant"]].ours)
         assert row["vs_best"] == pytest.approx(best / row["ms"])
@@ -186,7 +187,7 @@ def test_model(bench, monkeypatch):
     assert re.search(r"geometric mean of /best +N=1 +N=3\nnchw +\d", text)
 
 
-def test_model_counts(monkeypatch):
+def test_model_counts():
     """A reorder, a fallback and a graph break are those of the blocked model."""
 
     class Odd(torch.nn.Module):
@@ -199,9 +200,8 @@ def test_model_counts(monkeypatch):
             torch._dynamo.graph_break()
             return self.second(x).flatten(1)
 
-    only(monkeypatch, "nchw", "blocked", "blocked compiled")
     with tb.fallback("allow"):
-        rows = model.measure(model.Case("odd", Odd, 2, (3, 12, 12)), rounds=1)
+        rows = model.measure(["nchw", "blocked", "blocked compiled"], model.Case("odd", Odd, 2, (3, 12, 12)), rounds=1)
     found = {row["contestant"]: row for row in rows}
     for name in ("blocked", "blocked compiled"):
         assert any("fractional_max_pool2d" in op for op in found[name]["fallbacks"]), name
@@ -213,10 +213,10 @@ def test_model_with_a_contestant_that_fails(bench, monkeypatch):
     def fails(model, images):
         raise NotImplementedError("no such operator\nand more")
 
-    only(monkeypatch, "nchw", "openvino")
     monkeypatch.setitem(CONTESTANTS, "openvino", Contestant(fails))
     monkeypatch.setitem(CONTESTANTS, "onnxruntime", Contestant(nchw, modules=("no_such_module",)))
-    text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "--input", "3x9x8")
+    text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "--input", "3x9x8",
+                        "--contestants", "nchw", "onnxruntime", "openvino")  # fmt: skip
     assert "not installed, left out: onnxruntime (pip install torch_blocked[bench])\n" in text
     assert [row["contestant"] for row in found["rows"]] == ["nchw", "openvino"]
     assert "ms" not in found["rows"][1] and found["rows"][1]["note"] == "NotImplementedError: no such operator"

@@ -31,8 +31,8 @@ residual_last=False) -> dst``
 ``torch_blocked::convolution_out(dst, first_block, src, ..., block, scale=None, shift=None, activation="none",
 alpha=0)``, ``torch_blocked::convolution_transpose_out(dst, first_block, src, ...)``,
 ``torch_blocked::copy_out(dst, first_block, src)``
-    The same without a residual or a src_scale, and a copy of `src`, into the channel blocks from `first_block` on of a dense dst with
-    as many or more of them, (n, blocks, od, oh, ow, block).
+    The same without a residual or a src_scale, and a copy of `src`, into the channel blocks from `first_block` on of a
+    dense dst with as many or more of them, (n, blocks, od, oh, ow, block).
 
 ``torch_blocked::new_empty(like, size) -> dst``
     Dense and uninitialized, of the dtype of `like`, on the CPU, in memory of the pool.

@@ -90,12 +90,21 @@ def blocked_compiled(model: nn.Module, images: Tensor) -> Answer:
     return lambda: compiled(images)
 
 
+def blocked_dynamic(model: nn.Module, images: Tensor) -> Answer:
+    """Ours, compiled for every batch, height and width."""
+    compiled, images = torch.compile(copy.deepcopy(model), backend="torch_blocked"), images.clone()
+    torch._dynamo.maybe_mark_dynamic(images, (0, 2, 3))  # a batch of one and models of one size stay so
+    return lambda: compiled(images)
+
+
 class Contestant(NamedTuple):
-    """How to make a contestant, whether it is one of ours, and the modules that it needs besides torch."""
+    """How to make a contestant, whether it is one of ours, the modules that it needs besides torch, and whether it is
+    timed unless asked for."""
 
     make: Callable[[nn.Module, Tensor], Answer]
     ours: bool = False
     modules: tuple[str, ...] = ()
+    usual: bool = True
 
     def installed(self) -> bool:
         return all(importlib.util.find_spec(name) for name in self.modules)
@@ -119,4 +128,5 @@ CONTESTANTS = {
     "openvino": Contestant(openvino, modules=("openvino",)),
     "blocked": Contestant(blocked, ours=True),
     "blocked compiled": Contestant(blocked_compiled, ours=True),
+    "blocked dynamic": Contestant(blocked_dynamic, ours=True, usual=False),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, product
 from pathlib import Path
 from time import perf_counter
@@ -64,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_of_model = f"{known}, or package.module:factory, which gives a torch.nn.Module (default: the names)"
     parser.add_argument("--model", nargs="+", default=list(MODELS), metavar="NAME", help=help_of_model)
     parser.add_argument("--batch", nargs="+", type=positive, default=[1, 16], metavar="N", help="(default 1 16)")
+    usual = [name for name, contestant in CONTESTANTS.items() if contestant.usual]
+    help_of_contestants = f"what is timed: {', '.join(CONTESTANTS)} (default: all but the last)"
+    parser.add_argument(
+        "--contestants", nargs="+", choices=CONTESTANTS, default=usual, metavar="NAME", help=help_of_contestants
+    )
     help_of_input = "channels, height and width of an image (default 3x224x224)"
     parser.add_argument("--input", type=image_size, default=(3, 224, 224), metavar="CxHxW", help=help_of_input)
     parser.add_argument("--plot", type=output_file, metavar="FILE", help="draw the ratios as bars (needs matplotlib)")
@@ -83,33 +89,32 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         load_pyplot()
     cases = [Case(name, factory(name), n, args.input) for name, n in product(args.model, args.batch)]
-    if text := missing():
+    if text := missing(args.contestants):
         print(text)
-    rows = run_cases(cases, measure, COLUMNS, args)
+    contestants = [name for name in args.contestants if CONTESTANTS[name].installed()]
+    rows = run_cases(cases, partial(measure, contestants), COLUMNS, args)
     print(*summaries(rows), sep="\n")
     if args.plot:
         plot(rows, args.plot)
 
 
-def missing() -> str:
-    """One line that names the peers that are not installed; empty where all are."""
-    names = [name for name, contestant in CONTESTANTS.items() if not contestant.installed()]
+def missing(contestants: Sequence[str]) -> str:
+    """One line that names those that are not installed; empty where all are."""
+    names = [name for name in contestants if not CONTESTANTS[name].installed()]
     return f"not installed, left out: {', '.join(names)} (pip install torch_blocked[bench])" if names else ""
 
 
 # ---- Measuring
 
 
-def measure(case: Case, rounds: int) -> list[Row]:
-    """A row of each contestant that is installed; one that fails has a note that says why instead of times."""
+def measure(contestants: Sequence[str], case: Case, rounds: int) -> list[Row]:
+    """A row of each contestant; one that fails has a note that says why instead of times."""
     torch._dynamo.reset()  # the code of another batch would be made for both
     model, images = made(case)
     with torch.inference_mode():
         expected = expected_answer(case, model, images)
     rows, answers = [], {}
-    for name, contestant in CONTESTANTS.items():
-        if not contestant.installed():
-            continue
+    for name in contestants:
         progress(f"{case.name} N={case.n}: making {name}")
         row: Row = {"name": case.name, "n": case.n, "contestant": name}
         rows.append(row)
