@@ -10,7 +10,9 @@ from torch_blocked import library
 from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.tensor import padding_of
 
-pytest.register_assert_rewrite("dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "training_cases")
+pytest.register_assert_rewrite(
+    "dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "reorder_cases", "training_cases"
+)
 
 TIERS = ("default", "avx2", "avx512")
 AVAILABLE = TIERS[: TIERS.index(tb.isa()) + 1]
