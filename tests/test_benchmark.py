@@ -169,7 +169,7 @@ def only(monkeypatch, *names):
         monkeypatch.delitem(CONTESTANTS, name)
 
 
-def test_model(bench, monkeypatch):
+def test_model(bench, graphs, monkeypatch):
     only(monkeypatch, "nchw", "channels_last", "blocked", "blocked compiled")
     monkeypatch.setattr(machine, "trim_memory", lambda: None)
     text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "3", "--input", "3x9x8")
@@ -186,7 +186,7 @@ def test_model(bench, monkeypatch):
     assert re.search(r"geometric mean of /best +N=1 +N=3\nnchw +\d", text)
 
 
-def test_model_counts(monkeypatch):
+def test_model_counts(graphs, monkeypatch):
     """A reorder, a fallback and a graph break are those of the blocked model."""
 
     class Odd(torch.nn.Module):
