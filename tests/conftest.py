@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import pytest
 import torch
+from torch import nn
 
 import torch_blocked as tb
 from torch_blocked import library
+from torch_blocked.__main__ import main
 from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.tensor import padding_of
 
-pytest.register_assert_rewrite("dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "training_cases")
+pytest.register_assert_rewrite(
+    "dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "reorder_cases", "training_cases"
+)
 
 TIERS = ("default", "avx2", "avx512")
 AVAILABLE = TIERS[: TIERS.index(tb.isa()) + 1]
@@ -19,9 +26,14 @@ AVAILABLE = TIERS[: TIERS.index(tb.isa()) + 1]
 CHANNELS = (1, 15, 16, 17, 53)
 
 
+def seed(number):
+    """As torch.manual_seed of the CPU alone: for the devices that are not there it keeps a traceback a call."""
+    torch.default_generator.manual_seed(number)
+
+
 @pytest.fixture(autouse=True)
 def seeded():
-    torch.manual_seed(0)
+    seed(0)
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +48,23 @@ def winograd_mode():
     """Convolutions are direct, exact on small integers; Winograd's have a file of tests, which overrides this."""
     with tb.winograd("never"):
         yield
+
+
+@pytest.fixture
+def x(request):
+    """A plain tensor of the file's SIZE."""
+    return torch.randn(request.module.SIZE)
+
+
+@pytest.fixture
+def models():
+    """A plain model of (n, 20, h, w) images and the same blocked."""
+    layers = nn.Conv2d(20, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(24, 5)).eval()
+    with torch.no_grad():
+        model[1].running_mean.normal_()
+        model[1].running_var.uniform_(0.5, 2)
+    return model, copy.deepcopy(model).to(tb.blocked)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +89,25 @@ def guarded():
     library.guard_outputs(True)
     yield
     assert library.guard_outputs(False) == 0, "bytes outside an output were written"
+
+
+@pytest.fixture
+def error_of(capsys):
+    """The one line in which a bad command ends."""
+
+    def run(command):
+        with pytest.raises(SystemExit) as ended:
+            main(command.split())
+        text = capsys.readouterr().err
+        assert ended.value.code == 2 and text.count("\n") == 1, text
+        return text
+
+    return run
+
+
+def one_line(error):
+    """Whether the text of what `pytest.raises` caught is one line, and not a long one."""
+    return 0 < len(str(error.value)) < 500 and "\n" not in str(error.value)
 
 
 def padding_is_zero(x: object) -> bool:
@@ -98,4 +146,6 @@ def graphs(monkeypatch):
         return make_boxed_func(gm.forward)
 
     monkeypatch.setattr(compile_fx, "compile_fx_inner", run)
+    # And of a graph that goes to Inductor whole.
+    monkeypatch.setattr(compile_fx, "compile_fx", functools.partial(compile_fx.compile_fx, inner_compile=run))
     return found

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from conftest import AVAILABLE, CHANNELS, assert_same, dense
+from conftest import AVAILABLE, CHANNELS, assert_same, dense, seed
 from torch import Tensor
 
 import torch_blocked as tb
@@ -133,7 +133,7 @@ def from_seed(f):
     """`f` from the same state of the generator at every call."""
 
     def seeded(*args, **kwargs):
-        torch.manual_seed(7)
+        seed(7)
         return f(*args, **kwargs)
 
     return seeded

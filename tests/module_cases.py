@@ -61,6 +61,17 @@ def assert_same_tensors(model, expected, **tolerances):
         assert ours[name].requires_grad == theirs[name].requires_grad
 
 
+def assert_same_backward(model, expected, inputs, answers, **tolerances):
+    """Gradients of two models' parameters and inputs, of the same weighed sum of their answers."""
+    weights = torch.randn(answers[1].shape)
+    for answer in answers:
+        (answer * weights).sum().backward()
+    assert_same(inputs[0].grad, inputs[1].grad, **tolerances)
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        assert isinstance(p.grad, tb.BlockedTensor) == isinstance(p, tb.BlockedTensor)
+        assert_same(p.grad, q.grad, **tolerances)
+
+
 def train(model, optimizer, x, steps=3):
     for _ in range(steps):
         optimizer.zero_grad()

@@ -1,12 +1,8 @@
-"""Formats and a size for the tests of `BlockedTensor`, and what they say of two tensors or of an error."""
+"""Formats and a size for the tests of `BlockedTensor`, and whether two share memory."""
 
 TAGS = "nChw16c nChw8c Chwn4c nhwC16c OIhw16i16o OIhw4i16o4i Ohwi16o ABCd3b2a2b5c".split()
 
 SIZE = (3, 21, 2, 4)
-
-
-def one_line(error):
-    return 0 < len(str(error.value)) < 500 and "\n" not in str(error.value)
 
 
 def same_memory(a, b):

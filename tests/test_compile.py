@@ -17,6 +17,8 @@ import torch_blocked as tb
 from torch_blocked import library
 from torch_blocked.reorder import to_dense
 
+SIZE = (2, 3, 10, 9)
+
 
 @pytest.fixture(autouse=True)
 def fresh():
@@ -26,11 +28,6 @@ def fresh():
         yield
     torch._dynamo.reset()
     tb.reset_counters()
-
-
-@pytest.fixture
-def x():
-    return torch.randn(2, 3, 10, 9)
 
 
 FIRST, SECOND = torch.randn(20, 3, 3, 3), torch.randn(17, 20, 3, 3)

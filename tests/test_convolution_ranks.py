@@ -8,9 +8,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CHANNELS, assert_same, dense
+from conftest import CHANNELS, assert_same
 from dispatch_cases import cases, check, check_error, falls_back
 from kernel_cases import CONVOLUTIONS, TRANSPOSED, between_nans, check_close
+from module_cases import assert_same_backward
 from torch import nn
 
 import torch_blocked as tb
@@ -339,13 +340,8 @@ def test_gradients_of_modules(name):
     assert not counts.fallbacks
     expected = plain(theirs)
     assert_same(y, expected, rtol=1e-4, atol=1e-4)
-    weights = torch.randn(expected.shape)
-    (y * weights).sum().backward()
-    (expected * weights).sum().backward()
-    assert_same(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
-    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-        assert isinstance(p.grad, tb.BlockedTensor) == isinstance(p, tb.BlockedTensor) == (p.dim() in (4, 5))
-        assert_same(dense(p.grad), q.grad, rtol=1e-4, atol=1e-4)
+    assert_same_backward(model, plain, (ours, theirs), (y, expected), rtol=1e-4, atol=1e-4)
+    assert all(isinstance(p, tb.BlockedTensor) == (p.dim() in (4, 5)) for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["Conv1d", "Conv3d", "ConvTranspose2d of groups", "ConvTranspose3d"])

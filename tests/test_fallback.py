@@ -1,10 +1,12 @@
 """The fallback law: what has no blocked implementation is counted, and as loud as asked for."""
 
 import copy
+import gc
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -327,3 +329,18 @@ def test_a_plain_argument_reordered_for_a_blocked_one_is_counted():
         x + x.to_dense()
     assert counts.reorders == {"16b -> plain": 1, "plain -> 16b": 1}
     assert counts.left == 1
+
+
+def test_a_fallback_leaves_nothing_behind():
+    """What it makes is freed when it is done, not when the garbage collector runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        y = torch.randn(2, 20, 3, 4).to(tb.nChw16c)
+        alive = weakref.ref(y)
+        torch.linalg.norm(y[:, 3:18].reshape(2, -1) @ torch.ones(180, 1))
+        torch.fft.fft(y)
+        del y
+        assert alive() is None
+    finally:
+        gc.enable()

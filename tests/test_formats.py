@@ -5,21 +5,12 @@ import pickle
 
 import pytest
 import torch
-from conftest import assert_same
+from conftest import assert_same, one_line
 
 import torch_blocked as tb
 from torch_blocked import formats
 
 SIZE = (2, 20, 3, 4)
-
-
-@pytest.fixture
-def x():
-    return torch.randn(SIZE)
-
-
-def is_one_line(error):
-    return 0 < len(str(error.value)) < 500 and "\n" not in str(error.value)
 
 
 def assert_format(y, x, tag):
@@ -117,14 +108,14 @@ def test_what_a_format_says(tag, order, blocking):
 def test_malformed_tag(tag):
     with pytest.raises(ValueError) as error:
         tb.format(tag)
-    assert is_one_line(error)
+    assert one_line(error)
 
 
 @pytest.mark.parametrize("tag", [None, 4, b"nchw", tb.nChw16c, ["nchw"]], ids=repr)
 def test_tag_that_is_no_string(tag):
     with pytest.raises(TypeError) as error:
         tb.format(tag)
-    assert is_one_line(error)
+    assert one_line(error)
 
 
 # ---- The fastest format for this CPU
@@ -366,13 +357,13 @@ def test_format_of_another_rank(x, tag):
         ):
             with pytest.raises(ValueError, match=rf"{tag}.*4.*\(2, 20, 3, 4\)") as error:
                 call(source(x))
-            assert is_one_line(error)
+            assert one_line(error)
 
 
 def test_a_tensor_of_no_axes_has_no_format():
     with pytest.raises(ValueError) as error:
         torch.tensor(3.0).to(tb.nChw16c)
-    assert is_one_line(error)
+    assert one_line(error)
 
 
 fmt16, fmt8 = tb.nChw16c, tb.nChw8c
@@ -405,13 +396,13 @@ TOLD_BY_PYTORCH = ("a tag", "the class", "bad argument beside", "unknown keyword
 def test_bad_use(x, name):
     with pytest.raises((TypeError, ValueError)) as error:
         BAD_USES[name](x)
-    assert name in TOLD_BY_PYTORCH or is_one_line(error)
+    assert name in TOLD_BY_PYTORCH or one_line(error)
 
 
 def test_sparse_has_no_format(x):
     with pytest.raises(RuntimeError, match="to_dense") as error:
         x.to_sparse().to(tb.nChw16c)
-    assert is_one_line(error)
+    assert one_line(error)
 
 
 @pytest.mark.parametrize("way", ["to", "contiguous", "clone"])
@@ -420,4 +411,4 @@ def test_memory_format_of_another_rank(way, size, bad):
     y = torch.randn(size).to(tb.blocked)
     with pytest.raises(RuntimeError, match="rank") as error:
         getattr(y, way)(memory_format=getattr(torch, bad))
-    assert is_one_line(error)
+    assert one_line(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,10 +51,16 @@ def blocked_gradient(src, diff_dst, size, arguments, fmt):
     return tb.BlockedTensor(physical, fmt.blocking, size) if fmt.blocking else physical
 
 
+@functools.cache
+def solved(shape):
+    """A problem and its gradient in float64, which is slow: once for all tiers."""
+    x, diff_dst, size, arguments = problem(shape)
+    return x, diff_dst, size, arguments, plain_gradient(x.double(), diff_dst.double(), size, *arguments)
+
+
 @pytest.mark.parametrize("shape", SHAPES_OF_ALL_RANKS, ids=str)
 def test_weight_gradient(isa, guarded, shape):
-    x, diff_dst, size, arguments = problem(shape)
-    expected = plain_gradient(x.double(), diff_dst.double(), size, *arguments)
+    x, diff_dst, size, arguments, expected = solved(shape)
     for block in library.kernel_blocks():
         fmt = activation_format(x.dim(), block)
         for src in [x.to(fmt)] + [x] * (arguments[-1] == 1):

@@ -43,22 +43,38 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def log_from():
+    """Sets the level of the logger; returns the list of what is logged from then on."""
+    logger, handler, records = tb.logs.LOGGER, logging.Handler(), []
+    handler.emit, before = records.append, logger.level
+
+    def set_level(level):
+        logger.setLevel(level)
+        return records
+
+    logger.addHandler(handler)
+    yield set_level
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
 @pytest.mark.parametrize("run, where, text", CASES)
-def test_what_is_logged(run, where, text, caplog):
-    caplog.set_level(logging.DEBUG, "torch_blocked")
+def test_what_is_logged(run, where, text, log_from):
+    records = log_from(logging.DEBUG)
     run(torch.randn(2, 17, 4, 4))
     level, topic = where
-    found = [r for r in caplog.records if r.levelname == level and r.name == f"torch_blocked.{topic}"]
+    found = [r for r in records if r.levelname == level and r.name == f"torch_blocked.{topic}"]
     messages = [r.getMessage() for r in found if text in r.getMessage()]
     assert len(messages) == 1, [r.getMessage() for r in found]
     assert messages[0].endswith(f", at {__file__}:{run.__code__.co_firstlineno}")
 
 
-def test_nothing_is_made_for_a_log_that_is_off(monkeypatch, caplog):
-    caplog.set_level(logging.WARNING, "torch_blocked")
+def test_nothing_is_made_for_a_log_that_is_off(monkeypatch, log_from):
+    records = log_from(logging.WARNING)
     monkeypatch.setattr(tb.logs, "user_line", lambda: pytest.fail("asked for the line"))
     torch.randn(1, 17, 2, 2).to(tb.nChw8c).cummax(1)
-    assert not caplog.records
+    assert not records
 
 
 CODE = "import torch, torch_blocked as tb; tb.fallback('allow'); torch.ones(1, 17, 2, 2).to(tb.nChw8c).cummax(1)"

@@ -5,21 +5,18 @@ import copy
 import pytest
 import torch
 from conftest import assert_same
-from module_cases import BLOCKED, Net, assert_same_tensors, tensors
+from module_cases import BLOCKED, Net, assert_same_backward, assert_same_tensors, tensors
 from torch import nn
 
 import torch_blocked as tb
 from torch_blocked.reorder import to_dense
 
+SIZE = (2, 3, 8, 9)
+
 
 @pytest.fixture
 def plain():
     return Net()
-
-
-@pytest.fixture
-def x():
-    return torch.randn(2, 3, 8, 9)
 
 
 # ---- What becomes blocked
@@ -90,12 +87,7 @@ def test_answers_and_gradients(name):
     ours.data.copy_(theirs.data)
     answer, right = model(ours), expected(theirs)
     assert_same(answer, right, rtol=1e-4, atol=1e-5)
-    weights = torch.randn(right.shape)
-    (answer * weights).sum().backward()
-    (right * weights).sum().backward()
-    assert_same(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
-    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
-        assert_same(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+    assert_same_backward(model, expected, (ours, theirs), (answer, right), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])

@@ -12,15 +12,12 @@ from torch import nn
 import torch_blocked as tb
 from torch_blocked.reorder import to_dense
 
+SIZE = (2, 3, 8, 9)
+
 
 @pytest.fixture
 def plain():
     return Net()
-
-
-@pytest.fixture
-def x():
-    return torch.randn(2, 3, 8, 9)
 
 
 # ---- What survives

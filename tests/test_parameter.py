@@ -9,12 +9,6 @@ from torch import nn
 
 import torch_blocked as tb
 
-
-@pytest.fixture
-def x():
-    return torch.randn(SIZE)
-
-
 # ---- As a parameter
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -89,9 +91,8 @@ both_orders = pytest.mark.parametrize("residual_last", [False, True], ids=["resi
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_convolution(isa, guarded, kind, activation, residual_last):
     (n, ic, oc, src, kernel, stride, padding, groups), mode = CONVOLUTIONS[kind]
-    check_convolution(
-        n, ic, oc, src, kernel, (stride, padding, (1,) * len(src), groups), mode, activation, residual_last
-    )
+    window = (stride, padding, (1,) * len(src), groups)
+    check_convolution(solved_once(n, ic, oc, src, kernel, window), window, mode, activation, residual_last)
 
 
 @both_orders
@@ -99,17 +100,23 @@ def test_convolution(isa, guarded, kind, activation, residual_last):
 @pytest.mark.parametrize("kind", ["first", "reference"])
 def test_without_blocks_of_the_kernels(isa, guarded, kind, activation, residual_last):
     """A plain src, and dst in blocks that no kernel is for."""
-    check_convolution(
-        2, 3, 37, (9, 17), (3, 3), ((2, 2), (1, 1), (1, 1), 1), "never", activation, residual_last, plain=True,
-        block=5 if kind == "reference" else None,
-    )  # fmt: skip
+    window, block = ((2, 2), (1, 1), (1, 1), 1), 5 if kind == "reference" else None
+    given = solved_once(2, 3, 37, (9, 17), (3, 3), window)
+    check_convolution(given, window, "never", activation, residual_last, plain=True, block=block)
 
 
-def check_convolution(n, ic, oc, src, kernel, window, mode, activation, residual_last, plain=False, block=None):
-    block = block or library.isa_block()
+def solved(n, ic, oc, src, kernel, window):
+    """A random src, weight and bias, and their convolution in float64."""
     x, w, b = torch.randn(n, ic, *src), torch.randn(oc, ic // window[-1], *kernel), torch.randn(oc)
-    total = torch.convolution(x.double(), w.double(), b.double(), *window[:3], False, [0] * len(src), window[3])
-    problem, wei = Problem(total, oc, block), w.to(weight_format(w.shape, library.isa_block()))
+    return x, w, b, torch.convolution(x.double(), w.double(), b.double(), *window[:3], False, [0] * len(src), window[3])
+
+
+solved_once = functools.cache(solved)
+
+
+def check_convolution(given, window, mode, activation, residual_last, plain=False, block=None):
+    block, (x, w, b, total) = block or library.isa_block(), given
+    problem, wei = Problem(total, len(b), block), w.to(weight_format(w.shape, library.isa_block()))
     src_format = None if plain else activation_format(x.dim(), block)
     with tb.winograd(mode):
         physical = library.convolution_op(
@@ -136,14 +143,13 @@ def test_transposed(isa, guarded, kind, activation, residual_last):
     problem.check(physical, activation, residual_last)
 
 
-@pytest.mark.parametrize("activation", SOME)
 @pytest.mark.parametrize("ic, groups", [(3, 1), (32, 32)], ids=["first", "depthwise"])
-def test_answers_larger_than_the_caches(isa, guarded, ic, groups, activation):
+def test_answers_larger_than_the_caches(isa, guarded, ic, groups):
     """They are written past the caches."""
-    size = (600, 480)
-    check_convolution(
-        1, ic, 32, size, (3, 3), ((1, 1), (1, 1), (1, 1), groups), "never", activation, True, plain=groups == 1
-    )
+    window = ((1, 1), (1, 1), (1, 1), groups)
+    given = solved(1, ic, 32, (600, 480), (3, 3), window)
+    for activation in SOME:
+        check_convolution(given, window, "never", activation, True, plain=groups == 1)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

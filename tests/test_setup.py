@@ -1,4 +1,4 @@
-"""The build: torch's version has one home, and a machine without torch is told what to do."""
+"""The build and the import: torch has one version, a machine without it is told what to do, imports are light."""
 
 from __future__ import annotations
 
@@ -25,3 +25,20 @@ def test_building_without_torch_says_so(tmp_path):
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert "built against the installed torch" in last and "pip install torch==" in last
+
+
+HEAVY = tuple(f"torch.{m}" for m in "_dynamo _inductor _functorch fx distributed testing".split()) + ("sympy",)
+IMPORT = """
+import sys, torch
+before = set(sys.modules)
+import torch_blocked
+print(*(set(sys.modules) - before))
+"""
+
+
+def test_import_is_clean_and_light():
+    done = subprocess.run([sys.executable, "-W", "error", "-c", IMPORT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    loaded = done.stdout.split()
+    assert "torch_blocked.tensor" in loaded
+    assert not [name for name in loaded if name.startswith(HEAVY)]

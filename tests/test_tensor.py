@@ -14,18 +14,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same, padding_is_zero
-from tensor_cases import SIZE, TAGS, one_line, same_memory
+from conftest import assert_same, one_line, padding_is_zero
+from tensor_cases import SIZE, TAGS, same_memory
 from torch import nn
 
 import torch_blocked as tb
 from torch_blocked.reorder import to_dense
-
-
-@pytest.fixture
-def x():
-    return torch.randn(SIZE)
-
 
 # ---- What it is
 

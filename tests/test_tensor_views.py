@@ -5,17 +5,11 @@ import math
 
 import pytest
 import torch
-from conftest import assert_same
-from tensor_cases import SIZE, TAGS, one_line, same_memory
+from conftest import assert_same, one_line
+from tensor_cases import SIZE, TAGS, same_memory
 
 import torch_blocked as tb
 from torch_blocked.reorder import to_dense
-
-
-@pytest.fixture
-def x():
-    return torch.randn(SIZE)
-
 
 # ---- from_physical
 

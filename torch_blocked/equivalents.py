@@ -15,6 +15,8 @@ from torch import Tensor
 
 from torch_blocked.memory_desc import Blocking
 
+PostOp = Tensor | str | float | bool | None  # what `_with_post_ops` takes after the block
+
 
 def pairs(blocking: Sequence[int]) -> list[tuple[int, int]]:
     """A flat blocking (axis, size, axis, size, ...) as (axis, size) pairs."""
@@ -95,12 +97,12 @@ _ACTIVATIONS = {
 def _with_post_ops(
     y: Tensor,
     block: int,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    alpha: float,
-    residual_last: bool,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+    alpha: float = 0.0,
+    residual_last: bool = False,
 ) -> Tensor:
     """The physical tensor of a convolution's plain answer, after its post-ops."""
     channels = (-1, *[1] * (y.dim() - 2))
@@ -159,19 +161,15 @@ def convolution_transpose_aten(
     dilation: Sequence[int],
     groups: int,
     block: int,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str = "none",
-    alpha: float = 0.0,
-    residual_last: bool = False,
+    *post_ops: PostOp,
+    **named_post_ops: PostOp,
 ) -> Tensor:
     """`convolution_transpose` in ATen operations: any device, differentiable."""
     ndim = len(weight_size)
     x = blocked_to_plain(src, (src.size(0), weight_size[0], *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
     y = torch.convolution(x, w, bias, stride, padding, dilation, True, output_padding, groups)
-    return _with_post_ops(y, block, scale, shift, residual, activation, alpha, residual_last)
+    return _with_post_ops(y, block, *post_ops, **named_post_ops)
 
 
 def convolution_weight_gradient_aten(

@@ -86,6 +86,7 @@ import torch
 from torch import Tensor
 
 from torch_blocked import equivalents
+from torch_blocked.equivalents import PostOp
 from torch_blocked.memory_desc import Blocking
 
 PATH = next(Path(__file__).parent.glob("_C*"))  # the C++ operators; packages of compiled models need only this
@@ -275,8 +276,8 @@ def _convolution_fake(
     dilation: Sequence[int],
     groups: int,
     block: int,
-    *post_ops: Tensor | str | float | bool | None,
-    **_: Tensor | str | float | bool | None,
+    *post_ops: PostOp,
+    **named_post_ops: PostOp,
 ) -> Tensor:
     spatial = [
         (src.size(2 + i) + 2 * padding[i] - dilation[i] * (weight_size[2 + i] - 1) - 1) // stride[i] + 1
@@ -299,8 +300,8 @@ def _convolution_transpose_fake(
     dilation: Sequence[int],
     groups: int,
     block: int,
-    *post_ops: Tensor | str | float | bool | None,
-    **_: Tensor | str | float | bool | None,
+    *post_ops: PostOp,
+    **named_post_ops: PostOp,
 ) -> Tensor:
     window = zip(
         src.shape[2 : len(weight_size)], weight_size[2:], stride, padding, dilation, output_padding, strict=True

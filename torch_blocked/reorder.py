@@ -54,13 +54,6 @@ def to_plain(x: Tensor, order: tuple[int, ...] | None = None) -> Tensor:
     return reorder_physical(x._physical, x.shape, x._blocking, order or tuple(range(x.dim())), _PLAIN)
 
 
-def to_format(x: Tensor, fmt: Format) -> Tensor:
-    """`x` in a format, a copy unless it is in it already, below autograd."""
-    if is_in_format(x, fmt):
-        return x
-    return copy_to_format(x, fmt)
-
-
 def copy_to_format(x: Tensor, fmt: Format) -> Tensor:
     """A copy of `x` in a format, below autograd."""
     if isinstance(x, BlockedTensor):

@@ -36,8 +36,8 @@ class Part(NamedTuple):
         return self.node.meta["val"].shape[1]
 
 
-def concatenate_in_place(gm: fx.GraphModule) -> int:
-    """Does so wherever a convolution's answer is concatenated, in place; how many concatenations went away."""
+def concatenate_in_place(gm: fx.GraphModule) -> None:
+    """Rewrites the graph: where a convolution's answer is concatenated, it is written into its part of the whole."""
     keep, gone, sizes = returned_nodes(gm), set(), Sizes(gm.graph)
     for node in reversed(list(gm.graph.nodes)):  # what is concatenated again comes after its parts
         if node in gone or node in keep or not _is_concatenation(node):
@@ -48,7 +48,6 @@ def concatenate_in_place(gm: fx.GraphModule) -> int:
             _build(gm.graph, shape, leaves, [Part(node, 0), *inner], keep)
             gone.update([node, *(part.node for part in inner)])
     gm.recompile()
-    return len(gone)
 
 
 def _is_concatenation(node: fx.Node) -> bool:

@@ -1,0 +1,92 @@
+"""Checkpoints of blocked and of plain models, and those that need no torch_blocked."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import assert_same, dense, one_line
+from torch import nn
+
+import torch_blocked as tb
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(17, 17, 3, padding=1, bias=False)
+        self.second, self.bn = nn.Conv2d(17, 17, 3, padding=1), nn.BatchNorm2d(17)
+        self.second.weight = self.first.weight
+        self.register_buffer("mask", torch.randn(1, 17, 4, 4))
+
+    def forward(self, x):
+        return self.bn(self.second(self.first(x))) * self.mask
+
+
+def test_dense_state_dict():
+    plain = Tied()
+    model = copy.deepcopy(plain).to(tb.blocked).bfloat16()
+    state, expected = tb.dense_state_dict(model), plain.bfloat16().state_dict()
+    assert list(state) == list(expected) and type(state) is type(expected) and state._metadata == expected._metadata
+    for key, tensor in state.items():
+        assert type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.requires_grad
+        assert tensor.dtype == expected[key].dtype and torch.equal(tensor, expected[key])
+    assert state["first.weight"] is state["second.weight"]
+    assert state["bn.running_mean"].data_ptr() == model.bn.running_mean.data_ptr()
+    assert type(tb.dense_state_dict(model.state_dict())["first.weight"]) is torch.Tensor
+    assert all(t.is_contiguous() for t in tb.dense_state_dict(plain.to(memory_format=torch.channels_last)).values())
+    for bad in (3, None, torch.zeros(1)):
+        with pytest.raises(TypeError) as error:
+            tb.dense_state_dict(bad)
+        assert one_line(error)
+
+
+WITHOUT = """
+import sys, torch
+sys.modules["torch_blocked"] = None
+state = torch.load(sys.argv[1])
+model = torch.nn.Sequential(torch.nn.Conv2d(17, 17, 3), torch.nn.BatchNorm2d(17)).eval()
+optimizer = torch.optim.Adam(model.parameters())
+model.load_state_dict(state["model"])
+optimizer.load_state_dict(state["optimizer"])
+model(state["x"]).sum().backward()
+optimizer.step()
+assert all(torch.allclose(p, q, atol=1e-4) for p, q in zip(model.parameters(), state["expected"]))
+"""
+
+
+def test_a_dense_checkpoint_needs_no_torch_blocked(tmp_path):
+    model, x = nn.Sequential(nn.Conv2d(17, 17, 3), nn.BatchNorm2d(17)).eval().to(tb.blocked), torch.randn(2, 17, 5, 5)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    step()
+    saved = {"model": tb.dense_state_dict(model), "optimizer": tb.dense_state_dict(optimizer), "x": x}
+    saved = copy.deepcopy(saved)
+    step()
+    torch.save(saved | {"expected": [dense(p.detach()) for p in model.parameters()]}, tmp_path / "checkpoint.pt")
+    subprocess.run([sys.executable, "-c", WITHOUT, tmp_path / "checkpoint.pt"], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_plain_checkpoint_into_a_blocked_model(assign):
+    """Copied, the values take the model's format; assigned, the model takes the checkpoint's."""
+    source, model, x = Tied(), Tied().to(tb.blocked), torch.randn(2, 17, 4, 4)
+    assert not any(model.load_state_dict(source.state_dict(), strict=True, assign=assign))
+    assert (type(model.first.weight) is tb.BlockedTensor) == (not assign)
+    assert_same(model.eval()(x), source.eval()(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_blocked_checkpoint_goes_through_a_file():
+    file = io.BytesIO()
+    torch.save(Tied().to(tb.blocked).state_dict(), file)
+    file.seek(0)
+    assert not any(Tied().load_state_dict(torch.load(file), strict=True))

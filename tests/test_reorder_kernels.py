@@ -1,0 +1,72 @@
+"""Reorders of sizes and types that reach every kernel, at every ISA tier, and with threads."""
+
+import pytest
+import torch
+from reorder_cases import assert_reordered, random_bits
+
+from torch_blocked.benchmark.measure import num_threads
+
+# Long enough for whole vectors of pixels: rows that are a vector, a part of one, and that end in the middle of one.
+PIXELS = [(2, 16, 8, 16), (1, 8, 1, 67), (2, 3, 7, 19), (1, 21, 7, 19), (3, 40, 16, 16), (1, 64, 7, 7)]
+PIXELS += [(2, 3, 8, 16), (1, 3, 1, 17), (1, 48, 3, 5), (2, 32, 1, 9), (1, 2048, 3, 7)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32, torch.float64, torch.complex128], ids=str)
+@pytest.mark.parametrize("size", PIXELS, ids=str)
+def test_blocks_of_each_width(isa, guarded, size, dtype):
+    x = random_bits(size, dtype)
+    for tag in "nhwc nChw4c nChw8c nChw16c nChw32c".split():
+        assert_reordered(x, "nchw", tag)
+        assert_reordered(x, tag, "nchw")
+        assert_reordered(x, "nhwc", tag)
+        assert_reordered(x, tag, "nhwc")
+
+
+# Too large for the caches: dst is written past them. Rows that begin within a cache line, and that do not.
+STREAMED = [((2, 64, 208, 208), torch.float32), ((3, 67, 155, 155), torch.float32), ((40, 19, 151, 151), torch.uint8)]
+STREAMED += [((3, 35, 210, 208), torch.float64), ((5, 48, 208, 208), torch.float16)]
+STREAMED += [((12, 3, 300, 301), torch.float32), ((16, 3, 300, 300), torch.uint8)]  # a few channels, padded
+
+
+@pytest.mark.parametrize(("size", "dtype"), STREAMED, ids=str)
+def test_larger_than_the_caches(isa, guarded, size, dtype):
+    x = random_bits(size, dtype)
+    pairs = "nchw nChw16c, nChw16c nchw, nhwc nChw16c, nChw16c nhwc, nchw nChw8c, nhwc nchw, nchw nhwc"
+    for pair in pairs.split(", "):
+        assert_reordered(x, *pair.split())
+
+
+# Inner blocks of two axes: the columns end within a vector, lie alone, or form pairs that both sides keep together.
+WEIGHTS = [(64, 64, 3, 3), (33, 70, 3, 3), (48, 64, 1, 1), (16, 32, 1, 5), (17, 2, 7, 7)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("size", WEIGHTS, ids=str)
+def test_weights(isa, guarded, size, dtype):
+    x = random_bits(size, dtype)
+    for tag in "OIhw4i16o4i OIhw8i16o2i OIhw16i16o OIhw8i8o Ohwi16o Oihw16o".split():
+        for plain in ("oihw", "ohwi"):
+            assert_reordered(x, plain, tag)
+            assert_reordered(x, tag, plain)
+        assert_reordered(x, tag, "OIhw8i16o2i")
+
+
+LARGE = [
+    ((8, 64, 28, 28), "nchw", "nChw16c"),
+    ((8, 64, 28, 28), "nChw16c", "nchw"),
+    ((8, 67, 28, 28), "nhwc", "nChw8c"),
+    ((8, 67, 28, 28), "nChw8c", "nhwc"),
+    ((8, 67, 28, 28), "chwn", "nChw16c"),
+    ((130, 67, 3, 3), "oihw", "OIhw16i16o"),
+    ((130, 67, 3, 3), "OIhw16i16o", "oihw"),
+    ((130, 67, 3, 3), "OIhw4i16o4i", "OIhw8i16o2i"),
+    ((2, 3, 128, 128), "nchw", "nChw16c"),
+    ((257, 1031), "ab", "BA16b4a"),
+]
+
+
+@pytest.mark.parametrize(("size", "src_tag", "dst_tag"), LARGE, ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_with_threads(size, src_tag, dst_tag, threads):
+    with num_threads(threads):
+        assert_reordered(torch.randn(size), src_tag, dst_tag)
