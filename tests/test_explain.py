@@ -97,6 +97,17 @@ def test_the_cost_of_a_fallback_has_the_reorder_back_in_it():
     assert [r.dst for r in fallback.reorders] == ["nchw"] and back.src == "nchw"
 
 
+def test_the_cost_of_a_conversion_has_the_python_around_it():
+    def lost(x):
+        return x.contiguous().to(tb.blocked).relu()
+
+    report = explained(lost, torch.randn(1, 32, 4, 4).to(tb.blocked))
+    away, back = (c for c in report.run.calls if c.operator == "reorder")
+    assert report.findings[0].kind == "lost format"
+    assert report.findings[0].seconds == away.seconds + back.seconds
+    assert all(c.seconds > c.reorders[0].seconds for c in (away, back))
+
+
 def test_nothing_to_mend():
     report = explained(network(nn.ReLU(), nn.BatchNorm2d(32)))
     assert report.findings == []

@@ -149,6 +149,8 @@ def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int]
     """`ToFormat` as torch.compile takes it: a call with plain arguments, its inside not looked at."""
     if torch.compiler.is_dynamo_compiling():
         _allow_in_graph()
+    elif counting.is_heard():
+        return counting.timed(_reorder_in_graph, x, order, blocks, copy)
     return _reorder_in_graph(x, order, blocks, copy)
 
 
