@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ import torch_blocked as tb
 from torch_blocked.__main__ import main
 from torch_blocked.benchmark import machine
 from torch_blocked.benchmark.models import make_model
-from torch_blocked.explain import passes
+from torch_blocked.explain import palette, passes
 
 ROOT = Path(__file__).parent.parent
 
@@ -296,7 +298,22 @@ def test_html(report):
 def test_plot(report, tmp_path):
     pytest.importorskip("matplotlib")
     report.plot(tmp_path / "report.png")
-    assert (tmp_path / "report.png").stat().st_size > 1000
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bars_of_a_plot_follow_one_another(report, tmp_path, monkeypatch):
+    figure = types.SimpleNamespace(Figure=mock.MagicMock())  # instead of matplotlib's, which may not be installed
+    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", figure)
+    report.plot(tmp_path / "report.png")
+    axes = figure.Figure().subplots()
+    bars = [(bar.args[0], bar.kwargs["left"], bar.args[1]) for bar in axes.barh.call_args_list]
+    lanes = axes.set_yticks.call_args.args[1]
+    assert [lanes[lane] for lane, *_ in bars] == [palette.kind(call) for call in report.run.calls]
+    ends = [0.0, *(left + width for _, left, width in bars)]
+    assert [left for _, left, _ in bars] == pytest.approx(ends[:-1])
+    assert ends[-1] == pytest.approx(report.totals()["calls"]["ms"])
+    figure.Figure().savefig.assert_called_once_with(tmp_path / "report.png")
 
 
 def test_plot_without_matplotlib(report, tmp_path, monkeypatch):
