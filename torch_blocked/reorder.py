@@ -64,7 +64,7 @@ def to_format(x: Tensor, fmt: Format) -> Tensor:
 def copy_to_format(x: Tensor, fmt: Format) -> Tensor:
     """A copy of `x` in a format, below autograd."""
     if isinstance(x, BlockedTensor):
-        physical = reorder_physical(x._physical, x.shape, x._blocking, fmt.order, fmt.blocking)
+        physical = reorder_physical(x.physical, x.shape, x._blocking, fmt.order, fmt.blocking)
     else:
         physical = reorder_physical(x.detach(), x.shape, _PLAIN, fmt.order, fmt.blocking)
     return BlockedTensor(physical, fmt.blocking, x.shape) if fmt.blocking else physical
@@ -82,7 +82,7 @@ def to_blocking(x: Tensor, blocking: Blocking) -> Tensor:
 def is_in_format(x: Tensor, fmt: Format) -> bool:
     """Whether the bytes of `x` lie as the format says: dense, in its order, with its blocks."""
     blocked = isinstance(x, BlockedTensor)
-    physical = x._physical if blocked else x
+    physical = x.physical if blocked else x
     if (x._blocking if blocked else _PLAIN) != fmt.blocking:
         return False
     if physical.numel() == 0:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
+from torch.utils._pytree import tree_leaves
 
-from torch_blocked import library, printing
+from torch_blocked import library, printing, proxies
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
@@ -45,12 +46,16 @@ class BlockedTensor(Tensor):
         )
         library.wrap(self._cdata, physical._cdata)
         self._physical, self._blocking = physical, blocking
+        if proxies.is_any_mode_on():
+            proxies.follow_blocked(self)
         return self
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # noqa: ANN001
         if len(types) > 1 and not registry.HANDLE_FIRST.isdisjoint(types):
             return NotImplemented
+        if proxies.is_any_mode_on():
+            proxies.follow_physical(tree_leaves((args, kwargs)))
         handler = registry.look_up(func)
         if not registry.LEVEL:
             return handler(func, *args, **(kwargs or {}))
@@ -64,6 +69,8 @@ class BlockedTensor(Tensor):
     @property
     def physical(self) -> Tensor:
         """The strided tensor of the bytes: the outer axes in logical order, then the inner blocks. Shares memory."""
+        if not torch.compiler.is_dynamo_compiling() and proxies.is_any_mode_on():
+            proxies.follow_physical((self,))
         return self._physical
 
     @property
