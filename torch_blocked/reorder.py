@@ -138,20 +138,30 @@ class ViewBlocked(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
-        pass
+        ctx.blocking = inputs[1]
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
         return to_dense(grad), None
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, _: None) -> Tensor:  # noqa: ANN001
+        return tangent.to(format_of(tuple(range(tangent.dim())), ctx.blocking))
 
 
 def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
     """`ToFormat` as torch.compile takes it: a call with plain arguments, its inside not looked at."""
     if torch.compiler.is_dynamo_compiling():
         _allow_in_graph()
+    elif torch._C._get_tracing_state() is not None:
+        refuse_jit()
     elif counting.is_heard():
         return counting.timed(_reorder_in_graph, x, order, blocks, copy)
     return _reorder_in_graph(x, order, blocks, copy)
+
+
+def refuse_jit() -> None:
+    raise RuntimeError("torch.jit.trace cannot follow blocked tensors: use torch.export.export, or trace a plain model")
 
 
 def _allow_in_graph() -> bool:

@@ -127,7 +127,10 @@ class BlockedTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """As `Tensor.data`. Assigning a plain tensor makes this object an ordinary tensor or parameter."""
+        """As `Tensor.data`. Assigning a plain tensor makes this object an ordinary tensor or parameter.
+
+        Raises: RuntimeError for a plain tensor while an autograd graph or a weak reference holds this one.
+        """
         return Tensor.data.__get__(self)
 
     @data.setter
@@ -145,7 +148,14 @@ class BlockedTensor(Tensor):
         else:
             plain.requires_grad_(self.requires_grad)
         self.grad = None
-        torch.utils.swap_tensors(self, plain)
+        try:
+            torch.utils.swap_tensors(self, plain)
+        except RuntimeError as error:
+            self.grad = grad
+            raise RuntimeError(
+                "a blocked tensor cannot become plain while a graph or a weak reference holds it: "
+                "let go of it first, or write the values: `with torch.no_grad(): p.copy_(value)`"
+            ) from error
         if grad is not None:
             self.grad = grad.to_dense() if isinstance(grad, BlockedTensor) else grad
 
@@ -418,8 +428,12 @@ class ViewStrided(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
-        pass
+        ctx.format = inputs[0].format
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
         return grad
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor) -> Tensor:  # noqa: ANN001
+        return ViewStrided.apply(tangent.to(ctx.format))  # PyTorch wants it to lie as the answer does
