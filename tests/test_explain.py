@@ -416,7 +416,7 @@ def test_info_tells_of_a_faster_tier(tier, flags, text, monkeypatch, tmp_path, c
 
 
 def test_example():
-    command = [sys.executable, "examples/explain_model.py", "--rounds", "2"]
+    command = [sys.executable, "examples/explain_model.py", "--rounds", "1"]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
     rows = re.findall(r"^(fallback|padding|lost format) +[\d.]+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)
     assert rows == ["fallback", "padding", "lost format"]

@@ -7,11 +7,12 @@ torch.compile and torch.export there is nothing to do: the physical tensors ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from torch_blocked.memory_desc import Blocking
 
@@ -22,12 +23,12 @@ is_any_mode_on = torch._C._len_torch_dispatch_stack  # of a few nanoseconds: ask
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
-def follow_physical(found: Iterable[object]) -> None:
-    """Gives the physical tensors of those that have a proxy one of their own."""
+def follow_physical(tree: object) -> None:
+    """Gives the physical tensors of the blocked ones in `tree` that have a proxy one of their own."""
     mode = torch._C._get_dispatch_mode(_PROXY)
     if mode is None:
         return
-    for x in found:
+    for x in tree_leaves(tree):
         if hasattr(x, "_physical"):
             _follow(mode.tracer, x, x._physical, physical_of, ())
 
@@ -39,7 +40,7 @@ def follow_blocked(x: BlockedTensor) -> None:
         _follow(mode.tracer, x._physical, x, blocked_of, (tuple(x._blocking), *x.shape))
 
 
-def _follow(tracer: torch.fx.Tracer, source: Tensor, target: Tensor, function: object, others: tuple) -> None:
+def _follow(tracer: torch.fx.Tracer, source: Tensor, target: Tensor, function: Callable, others: tuple) -> None:
     from torch.fx.experimental import proxy_tensor  # a mode is on: it is imported
 
     if not proxy_tensor.has_proxy_slot(source, tracer) or proxy_tensor.has_proxy_slot(target, tracer):

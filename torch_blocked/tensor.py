@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
-from torch.utils._pytree import tree_leaves
 
 from torch_blocked import library, printing, proxies
 from torch_blocked.dispatch import registry
@@ -55,7 +54,7 @@ class BlockedTensor(Tensor):
         if len(types) > 1 and not registry.HANDLE_FIRST.isdisjoint(types):
             return NotImplemented
         if proxies.is_any_mode_on():
-            proxies.follow_physical(tree_leaves((args, kwargs)))
+            proxies.follow_physical((args, kwargs))
         handler = registry.look_up(func)
         if not registry.LEVEL:
             return handler(func, *args, **(kwargs or {}))
@@ -70,7 +69,7 @@ class BlockedTensor(Tensor):
     def physical(self) -> Tensor:
         """The strided tensor of the bytes: the outer axes in logical order, then the inner blocks. Shares memory."""
         if not torch.compiler.is_dynamo_compiling() and proxies.is_any_mode_on():
-            proxies.follow_physical((self,))
+            proxies.follow_physical(self)
         return self._physical
 
     @property
