@@ -40,7 +40,7 @@ build: $(VENV)/.built
 $(VENV)/.dependencies: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet "setuptools>=70" wheel numpy ninja \
+	$(BIN)/pip install --quiet "setuptools>=70.1" numpy ninja \
 		$$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['test'])")
 	touch $@
 

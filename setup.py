@@ -40,7 +40,8 @@ def torch_paths() -> tuple[list[str], Path]:
     except ImportError:
         raise SystemExit(
             "torch_blocked is built against the installed torch, and none is here: "
-            f"`pip install {pinned_torch()} numpy`, then `pip install --no-build-isolation .`"
+            f"`pip install {pinned_torch()} numpy 'setuptools>=70.1' ninja`, "
+            "then `pip install --no-build-isolation .`"
         ) from None
     return include_paths(), Path(torch.__file__).parent / "lib"
 

@@ -319,6 +319,13 @@ def test_layer_notation():
     assert parse_layer("ic4ih6oc8kh3")[4:] == ((6, 6), (3, 3), (1, 1), (0, 0), (1, 1))
 
 
+@pytest.mark.parametrize("blocked, memcpy, kernel", [(4, 3, 1.0), (2, 3, None), (4, 0.5, None)])
+def test_the_kernel_of_a_reorder_is_what_a_call_leaves(blocked, memcpy, kernel, monkeypatch):
+    times = {"call": 2, "copy_call": 1, "blocked": blocked, "memcpy": memcpy}
+    monkeypatch.setattr(reorder, "medians", lambda *_: dict(times))
+    assert reorder.measure(reorder.cases(["f32"])[0], 1)["kernel_vs_memcpy"] == kernel
+
+
 def test_reorder_and_pool_tables():
     cases = reorder.cases(list(reorder.DTYPES))
     assert len({case.name for case in cases}) == len(cases)

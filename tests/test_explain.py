@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ import torch_blocked as tb
 from torch_blocked.__main__ import main
 from torch_blocked.benchmark import machine
 from torch_blocked.benchmark.models import make_model
-from torch_blocked.explain import passes
+from torch_blocked.explain import palette, passes
 
 ROOT = Path(__file__).parent.parent
 
@@ -95,6 +97,17 @@ def test_the_cost_of_a_fallback_has_the_reorder_back_in_it():
     (back,) = (r for c in report.run.calls for r in c.reorders if r.origin is not None)
     assert report.findings[0].seconds == fallback.seconds + back.seconds
     assert [r.dst for r in fallback.reorders] == ["nchw"] and back.src == "nchw"
+
+
+def test_the_cost_of_a_conversion_has_the_python_around_it():
+    def lost(x):
+        return x.contiguous().to(tb.blocked).relu()
+
+    report = explained(lost, torch.randn(1, 32, 4, 4).to(tb.blocked))
+    away, back = (c for c in report.run.calls if c.operator == "reorder")
+    assert report.findings[0].kind == "lost format"
+    assert report.findings[0].seconds == away.seconds + back.seconds
+    assert all(c.seconds > c.reorders[0].seconds for c in (away, back))
 
 
 def test_nothing_to_mend():
@@ -285,7 +298,22 @@ def test_html(report):
 def test_plot(report, tmp_path):
     pytest.importorskip("matplotlib")
     report.plot(tmp_path / "report.png")
-    assert (tmp_path / "report.png").stat().st_size > 1000
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bars_of_a_plot_follow_one_another(report, tmp_path, monkeypatch):
+    figure = types.SimpleNamespace(Figure=mock.MagicMock())  # instead of matplotlib's, which may not be installed
+    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", figure)
+    report.plot(tmp_path / "report.png")
+    axes = figure.Figure().subplots()
+    bars = [(bar.args[0], bar.kwargs["left"], bar.args[1]) for bar in axes.barh.call_args_list]
+    lanes = axes.set_yticks.call_args.args[1]
+    assert [lanes[lane] for lane, *_ in bars] == [palette.kind(call) for call in report.run.calls]
+    ends = [0.0, *(left + width for _, left, width in bars)]
+    assert [left for _, left, _ in bars] == pytest.approx(ends[:-1])
+    assert ends[-1] == pytest.approx(report.totals()["calls"]["ms"])
+    figure.Figure().savefig.assert_called_once_with(tmp_path / "report.png")
 
 
 def test_plot_without_matplotlib(report, tmp_path, monkeypatch):
@@ -343,8 +371,12 @@ WRONG = {
     "--model nope": "unknown model 'nope'",
     "--model test_explain:fail": "ValueError: two",
     "--model test_explain:re": "is no function that makes a model",
-    "--model builtins:int": "makes a int, not a torch.nn.Module",
+    "--model builtins:int": "makes int, no torch.nn.Module",
     "--model squeezenet1_1 --input 3x4": "the model does not run on 3x4: RuntimeError",
+    "--model squeezenet1_1 --input 1x3x99999999x99999999": "the model does not run on 1x3x99999999x99999999: Runtime",
+    "--model squeezenet1_1 --input 1x3x99999999999999999999": "TypeError",
+    "--model .:f": "a relative import",
+    "--model squeezenet1_1 --threads 99999999999": "'99999999999' is not a positive number",
     "--model squeezenet1_1 --input 1xx3": "is no size such as 1x3x224x224",
     "--model squeezenet1_1 --plain --blocked": "not allowed with",
     "--model squeezenet1_1 --json no/such/folder": "is not a file in a folder that exists",
@@ -381,7 +413,7 @@ def test_info_tells_of_a_faster_tier(tier, flags, text, monkeypatch, tmp_path, c
 
 
 def test_example():
-    command = [sys.executable, "examples/explain_model.py", "--rounds", "2"]
+    command = [sys.executable, "examples/explain_model.py", "--rounds", "1"]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
     rows = re.findall(r"^(fallback|padding|lost format) +[\d.]+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)
     assert rows == ["fallback", "padding", "lost format"]

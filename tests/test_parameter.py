@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same
+from conftest import assert_same, one_line
 from tensor_cases import SIZE, same_memory
 from torch import nn
 
@@ -117,6 +117,19 @@ def test_data_becomes_plain_and_the_gradient_stays(x):
         p.data = x.clone()
         assert p.grad is not None
         assert_same(p.grad, x)
+
+
+def test_data_of_a_parameter_that_a_graph_holds(x):
+    """It cannot become plain: an error that says what can be done, and nothing lost."""
+    p = nn.Parameter(x.to(tb.nChw16c))
+    p.grad = x.to(tb.nChw16c)
+    answer = p * p
+    with pytest.raises(RuntimeError, match=r"p.copy_\(value\)") as error:
+        nn.utils.vector_to_parameters(torch.zeros(p.numel()), [p])
+    assert one_line(error) and p.grad is not None
+    assert_same(p.detach(), x)
+    answer.sum().backward()
+    assert_same(p.grad, x + 2 * x)
 
 
 def test_data_takes_tensors_only(x):

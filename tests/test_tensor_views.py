@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import assert_same, one_line
 from tensor_cases import SIZE, TAGS, same_memory
+from torch.autograd import forward_ad
 
 import torch_blocked as tb
 from torch_blocked.reorder import to_dense
@@ -264,6 +265,26 @@ def test_views_are_differentiable():
     y = torch.randn(2, 16, 3, 4).to(tb.nChw16c).requires_grad_()
     (tb.view_strided(y) * weights).sum().backward()
     assert_same(y.grad, weights)
+
+
+def forward_mode(function, x, tangent):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, tangent))).tangent
+
+
+DERIVATIVES = {"forward_ad": forward_mode, "jvp": lambda f, x, tangent: torch.func.jvp(f, (x,), (tangent,))[1]}
+
+
+@pytest.mark.filterwarnings("ignore:(aten|prims)")
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.parametrize("tangent", ["nchw", "nhwc", "nChw16c", "nChw8c"])
+def test_views_are_differentiable_forward(derivative, tangent):
+    x, t = nhwc(2, 16, 3, 4), torch.randn(2, 16, 3, 4)
+    given = t.to(tb.format(tangent))
+    found = DERIVATIVES[derivative](lambda x: tb.view_blocked(x, tb.nChw16c) ** 2, x, given)
+    assert_same(found.to_dense(), 2 * x * t)
+    found = DERIVATIVES[derivative](lambda y: tb.view_strided(y) ** 2, x.to(tb.nChw16c), given)
+    assert_same(found.to_dense(), 2 * x * t)
 
 
 @pytest.mark.parametrize("write_to", ["view_blocked", "view_strided"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 
@@ -72,6 +73,9 @@ class Listener:
     ) -> None:
         """A reorder between physical tensors; where `dst` is `src` an operator does it within, its time not known."""
 
+    def conversion(self, seconds: float) -> None:
+        """A conversion that was asked for is done: its reorders, the Python around them, and what heard of them."""
+
     def fallback(self, func: torch._ops.OpOverload, args: tuple) -> None:
         """An operator is going to run on plain tensors."""
 
@@ -87,6 +91,21 @@ def listen(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listeners.remove(listener)
+
+
+def is_heard() -> bool:
+    """Whether any listener is told."""
+    return bool(_listeners)
+
+
+def timed(convert: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
+    """``convert(*args)``, a conversion that was asked for; tells the listeners how long it took."""
+    start = perf_counter()
+    result = convert(*args)
+    seconds = perf_counter() - start
+    for listener in _listeners:
+        listener.conversion(seconds)
+    return result
 
 
 def record_reorder(

@@ -57,7 +57,7 @@ def to_plain(x: Tensor, order: tuple[int, ...] | None = None) -> Tensor:
 def copy_to_format(x: Tensor, fmt: Format) -> Tensor:
     """A copy of `x` in a format, below autograd."""
     if isinstance(x, BlockedTensor):
-        physical = reorder_physical(x._physical, x.shape, x._blocking, fmt.order, fmt.blocking)
+        physical = reorder_physical(x.physical, x.shape, x._blocking, fmt.order, fmt.blocking)
     else:
         physical = reorder_physical(x.detach(), x.shape, _PLAIN, fmt.order, fmt.blocking)
     return BlockedTensor(physical, fmt.blocking, x.shape) if fmt.blocking else physical
@@ -75,7 +75,7 @@ def to_blocking(x: Tensor, blocking: Blocking) -> Tensor:
 def is_in_format(x: Tensor, fmt: Format) -> bool:
     """Whether the bytes of `x` lie as the format says: dense, in its order, with its blocks."""
     blocked = isinstance(x, BlockedTensor)
-    physical = x._physical if blocked else x
+    physical = x.physical if blocked else x
     if (x._blocking if blocked else _PLAIN) != fmt.blocking:
         return False
     if physical.numel() == 0:
@@ -131,18 +131,30 @@ class ViewBlocked(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
-        pass
+        ctx.blocking = inputs[1]
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple:  # noqa: ANN001
         return to_dense(grad), None
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, _: None) -> Tensor:  # noqa: ANN001
+        return tangent.to(format_of(tuple(range(tangent.dim())), ctx.blocking))
 
 
 def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
     """`ToFormat` as torch.compile takes it: a call with plain arguments, its inside not looked at."""
     if torch.compiler.is_dynamo_compiling():
         _allow_in_graph()
+    elif torch._C._get_tracing_state() is not None:
+        refuse_jit()
+    elif counting.is_heard():
+        return counting.timed(_reorder_in_graph, x, order, blocks, copy)
     return _reorder_in_graph(x, order, blocks, copy)
+
+
+def refuse_jit() -> None:
+    raise RuntimeError("torch.jit.trace cannot follow blocked tensors: use torch.export.export, or trace a plain model")
 
 
 def _allow_in_graph() -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
 
-from torch_blocked import library, printing
+from torch_blocked import library, printing, proxies
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
@@ -45,12 +45,16 @@ class BlockedTensor(Tensor):
         )
         library.wrap(self._cdata, physical._cdata)
         self._physical, self._blocking = physical, blocking
+        if proxies.is_any_mode_on():
+            proxies.follow_blocked(self)
         return self
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # noqa: ANN001
         if len(types) > 1 and not registry.HANDLE_FIRST.isdisjoint(types):
             return NotImplemented
+        if proxies.is_any_mode_on():
+            proxies.follow_physical((args, kwargs))
         handler = registry.look_up(func)
         if not registry.LEVEL:
             return handler(func, *args, **(kwargs or {}))
@@ -64,6 +68,8 @@ class BlockedTensor(Tensor):
     @property
     def physical(self) -> Tensor:
         """The strided tensor of the bytes: the outer axes in logical order, then the inner blocks. Shares memory."""
+        if not torch.compiler.is_dynamo_compiling() and proxies.is_any_mode_on():
+            proxies.follow_physical(self)
         return self._physical
 
     @property
@@ -120,7 +126,10 @@ class BlockedTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """As `Tensor.data`. Assigning a plain tensor makes this object an ordinary tensor or parameter."""
+        """As `Tensor.data`. Assigning a plain tensor makes this object an ordinary tensor or parameter.
+
+        Raises: RuntimeError for a plain tensor while an autograd graph or a weak reference holds this one.
+        """
         return Tensor.data.__get__(self)
 
     @data.setter
@@ -138,7 +147,14 @@ class BlockedTensor(Tensor):
         else:
             plain.requires_grad_(self.requires_grad)
         self.grad = None
-        torch.utils.swap_tensors(self, plain)
+        try:
+            torch.utils.swap_tensors(self, plain)
+        except RuntimeError as error:
+            self.grad = grad
+            raise RuntimeError(
+                "a blocked tensor cannot become plain while a graph or a weak reference holds it: "
+                "let go of it first, or write the values: `with torch.no_grad(): p.copy_(value)`"
+            ) from error
         if grad is not None:
             self.grad = grad.to_dense() if isinstance(grad, BlockedTensor) else grad
 
@@ -411,8 +427,12 @@ class ViewStrided(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001
-        pass
+        ctx.format = inputs[0].format
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:  # noqa: ANN001
         return grad
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor) -> Tensor:  # noqa: ANN001
+        return ViewStrided.apply(tangent.to(ctx.format))  # PyTorch wants it to lie as the answer does

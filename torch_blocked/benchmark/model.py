@@ -249,7 +249,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
     axis.axhline(1, color="black", linewidth=0.8)
     axis.set_xticks(range(len(groups)), [label for label, _ in groups])
     axis.set_ylabel("times as fast as the best peer")
-    axis.legend()
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1))  # beside the bars
     figure.tight_layout()
     try:
         figure.savefig(file)

@@ -39,7 +39,7 @@ def factory(name: str) -> Callable[[], nn.Module]:
         raise UsageError(f"unknown model {name!r}: one of {', '.join(MODELS)}, or package.module:factory")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # TypeError: a relative module
         raise UsageError(f"{name}: {error}") from None
     if not callable(found):
         raise UsageError(f"{name} is no function that makes a model")

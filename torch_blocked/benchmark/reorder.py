@@ -7,7 +7,7 @@
 - ``torch``: ``x.contiguous(memory_format=...)`` where both sides are plain. Its dst is a new tensor of PyTorch's.
 
 A call costs some time before any byte moves, more for an operator with lists of numbers than for ``copy_``; that is
-measured on one element, and ``kernel`` is the ratio to memcpy without it on either side.
+measured on one element, and ``kernel`` is the ratio to memcpy without it on either side, where that leaves anything.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def measure(case: Case, rounds: int) -> Row:
     row = {"name": case.name, **case._asdict(), "bytes": nbytes}
     times = medians(runs | calls(case), rounds)
     call, copy_call = times.pop("call"), times.pop("copy_call")
-    kernel = (times["memcpy"] - copy_call) / max(times["blocked"] - call, 1e-9)
+    copied, moved = times["memcpy"] - copy_call, times["blocked"] - call
+    kernel = copied / moved if copied > 0 and moved > 0 else None  # a small reorder takes no longer than a call
     return row | {"call_us": 1e6 * call, "kernel_vs_memcpy": kernel} | throughput(times, nbytes)
 
 

@@ -41,9 +41,9 @@ class Column(NamedTuple):
 
 
 def positive(text: str) -> int:
-    """A positive number of the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    """A positive number of the command line, such as C++ takes."""
+    if not text.isdecimal() or not 1 <= int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number below 2**31")
     return int(text)
 
 

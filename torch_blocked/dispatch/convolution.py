@@ -38,6 +38,8 @@ def convolution(
     groups: int,
 ) -> Tensor:
     """1-D to 3-D, float32: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
+    if torch._C._get_tracing_state() is not None:
+        reorder.refuse_jit()
     window = _window(x.dim() - 2, stride, padding, dilation)
     if transposed and _has_transposed_kernel(x, weight, bias, window, output_padding, groups):
         return _convolution_transpose(x, weight, bias, window, output_padding, groups)

@@ -24,8 +24,8 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
 
     The report has, of every call of an operator, its module, formats, algorithm, reorders, fallback with its reason,
     padding and time, and says first what to mend. Times are medians of several runs, two seconds of them at most, after
-    two to warm up; shares are of the time of runs that are not recorded. A reorder's time
-    is that of the move, without the Python around it and without giving memory back.
+    two to warm up; shares are of the time of runs that are not recorded. A reorder's time is that of the move; a
+    conversion that was asked for, by `.to` or `.contiguous`, is a call of its own, with the Python around the move.
 
     The model runs in its own mode (training or eval) and under the caller's (`no_grad`, `autocast` ...). Afterwards
     its buffers, such as running statistics, and PyTorch's random state are what they were; the inputs are copies.

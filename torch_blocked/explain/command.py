@@ -6,13 +6,12 @@ import argparse
 import json
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import torch_blocked as tb
 from torch_blocked.benchmark.measure import num_threads
-from torch_blocked.benchmark.models import MODELS
+from torch_blocked.benchmark.models import MODELS, build, factory, first_line
 from torch_blocked.benchmark.report import UsageError, output_file, positive
-from torch_blocked.benchmark.train import factory
 from torch_blocked.explain.report import Report
 
 EXAMPLES = """examples:
@@ -51,40 +50,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the report. UsageError for a model that cannot be made or does not take the inputs."""
+    """Prints the report. UsageError for a model that cannot be made or does not take inputs of these sizes."""
     torch.manual_seed(0)
-    model = _made(args.model).train(args.train)
+    model = build(args.model, factory(args.model)).train(args.train)
     if not args.plain:
         model.to(tb.blocked)
     if args.compile:
         model = torch.compile(model, backend="torch_blocked")
-    inputs = [torch.randn(n) for n in args.input]
     with num_threads(args.threads), torch.set_grad_enabled(args.train):
-        report = _explained(model, inputs)
+        report = _explained(model, args.input)
     print(report.table(args.whole))
     if args.json:
         args.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n")
 
 
-def _made(name: str) -> nn.Module:
-    make = factory(name)
+def _explained(model: nn.Module, sizes: list[tuple[int, ...]]) -> Report:
     try:
-        model = make()
-    except Exception as error:  # of the user's own function
-        raise _usage_error(name, error) from error
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"{name} makes a {type(model).__name__}, not a torch.nn.Module")
-    return model
-
-
-def _explained(model: nn.Module, inputs: list[Tensor]) -> Report:
-    try:
-        return tb.explain(model, *inputs)
+        return tb.explain(model, *map(torch.randn, sizes))
     except Exception as error:  # of the user's own model
-        sizes = ", ".join("x".join(map(str, x.shape)) for x in inputs)
-        raise _usage_error(f"the model does not run on {sizes}", error) from error
-
-
-def _usage_error(what: str, error: Exception) -> UsageError:
-    first = next(iter(str(error).splitlines()), "")
-    return UsageError(f"{what}: {type(error).__name__}: {first}")
+        what = ", ".join("x".join(map(str, size)) for size in sizes)
+        raise UsageError(f"the model does not run on {what}: {type(error).__name__}: {first_line(error)}") from error

@@ -55,7 +55,7 @@ def fallbacks(calls: list[Call]) -> Iterator[Finding]:
     """Operators on plain tensors, and the reorders of their answers back."""
     for i, call in enumerate(calls):
         if call.fallback:
-            seconds = call.seconds + _seconds(_returns(calls, i))
+            seconds = call.seconds + _cost(_returns(calls, i))
             yield Finding("fallback", call.operator, [call.module], seconds, *call.fallback)
 
 
@@ -65,15 +65,15 @@ def lost_formats(calls: list[Call]) -> Iterator[Finding]:
         returns = _returns(calls, i)
         if call.fallback or not returns:
             continue
-        seconds = _seconds(returns) + _seconds([r for r in call.reorders if _becomes_plain(r)])
-        after = next(c for c in calls if any(r.origin == i for r in c.reorders))
+        away = [(call, r) for r in call.reorders if _becomes_plain(r)]
+        after = returns[0][0]
         name = "a conversion" if call.operator == "reorder" else call.operator
         where = after.module or "the model's own forward"
         yield Finding(
             "lost format",
             f"{name} makes it {call.outputs[0].format}",
             [call.module],
-            seconds,
+            _cost(away + returns),
             f"{after.operator} in {where} brings it back",
             "leave it out: operators take blocked tensors"
             if call.operator == "reorder"
@@ -145,16 +145,17 @@ def is_wasteful(x: Operand) -> bool:
 
 def _of_reorder(call: Call, reorder: Reorder, why: str, remedy: str) -> Finding:
     what = f"{reorder.src} -> {reorder.dst}"
-    return Finding("reorder", what, [call.module], reorder.seconds or 0.0, why, remedy)
+    return Finding("reorder", what, [call.module], _cost([(call, reorder)]), why, remedy)
 
 
-def _returns(calls: list[Call], origin: int) -> list[Reorder]:
-    """Those that bring back what the call at this position made plain."""
-    return [r for call in calls if not call.fallback for r in call.reorders if r.origin == origin]
+def _returns(calls: list[Call], origin: int) -> list[tuple[Call, Reorder]]:
+    """Those that bring back what the call at this position made plain, and the calls that they are in."""
+    return [(call, r) for call in calls if not call.fallback for r in call.reorders if r.origin == origin]
 
 
-def _seconds(reorders: list[Reorder]) -> float:
-    return sum(r.seconds or 0.0 for r in reorders)
+def _cost(reorders: list[tuple[Call, Reorder]]) -> float:
+    """What reorders take: those that were asked for with the Python around them, others as part of their calls."""
+    return sum(call.seconds if call.operator == "reorder" else r.seconds or 0.0 for call, r in reorders)
 
 
 def _becomes_plain(reorder: Reorder) -> bool:

@@ -62,7 +62,7 @@ class Call:
         inputs, outputs: its tensors.
         algorithm, why: of a convolution, as `torch_blocked.algorithm` says.
         fallback: why it ran on plain tensors; None where it did not fall back.
-        seconds: what it took, reorders in it included.
+        seconds: what it took, reorders in it included; of a "reorder" the Python around the move, too.
     """
 
     module: str
@@ -172,6 +172,7 @@ class Recorder(TorchDispatchMode, counting.Listener):
         self._origins: dict[int, int] = {}  # address of a tensor that was blocked once -> the call that made it plain
         self._running: Call | None = None
         self._muted = False
+        self._told = 0.0  # of the running conversion: the seconds of its reorders, and of what is done here with them
 
     def __enter__(self) -> Recorder:
         self._listening = counting.listen(self)
@@ -225,6 +226,7 @@ class Recorder(TorchDispatchMode, counting.Listener):
     ) -> None:
         if self._muted or threading.get_ident() != self._thread:
             return
+        heard = perf_counter()
         tags = [counting.physical_tag(*pair) for pair in ((src_blocking, src), (dst_blocking, dst))]
         nbytes = (src.numel() + dst.numel()) * dst.element_size()
         if dst is src:  # weights, which the operator packs
@@ -236,8 +238,15 @@ class Recorder(TorchDispatchMode, counting.Listener):
             self.memory.add([src], [dst])
         if self._running is None:
             self._explicit(found, src_blocking, dst_blocking, src, dst)
+            self._told += found.seconds + perf_counter() - heard
         else:
             self._running.reorders.append(found)
+
+    def conversion(self, seconds: float) -> None:
+        """Gives the call of a reorder the Python around it, too."""
+        if self._told and threading.get_ident() == self._thread:
+            self.calls[-1].seconds += seconds - self._told
+            self._told = 0.0
 
     def _explicit(
         self, found: Reorder, src_blocking: Blocking, dst_blocking: Blocking, src: Tensor, dst: Tensor
