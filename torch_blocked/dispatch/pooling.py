@@ -16,7 +16,8 @@ from torch._ops import OpOverload
 
 from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
-from torch_blocked.dispatch.physical import accurate, clear_padding
+from torch_blocked.dispatch.half import in_float32
+from torch_blocked.dispatch.physical import clear_padding
 from torch_blocked.dispatch.registry import look_up, register
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor
@@ -66,10 +67,10 @@ def is_blocked_image(func: OpOverload, x: Tensor) -> bool:
     aten._upsample_nearest_exact1d.default,
     aten._upsample_nearest_exact3d.default,
 )
+@in_float32()
 def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
     """An operator that treats each channel alike and makes zero of zeros."""
-    # Channels-last images of half precision are interpolated in another precision.
-    if not is_blocked_image(func, x) or (accurate(x.dtype) != x.dtype and "upsample" in func._opname):
+    if not is_blocked_image(func, x):
         return fallback(func, x, *args, **kwargs)
     return blocked_of(func(images_of(x._physical), *args, **kwargs), x)
 
@@ -239,6 +240,7 @@ _NEAREST = {aten.upsample_nearest2d.default: "nearest", aten._upsample_nearest_e
 
 
 @register(*_NEAREST)
+@in_float32()
 def upsample_nearest(
     func: OpOverload,
     x: Tensor,
@@ -255,6 +257,7 @@ def upsample_nearest(
 
 
 @register(aten.upsample_bilinear2d.default)
+@in_float32()
 def upsample_bilinear(
     func: OpOverload,
     x: Tensor,
