@@ -12,7 +12,7 @@ namespace torch_blocked {
 namespace {
 
 constexpr int64_t least_per_thread = 16 << 10;  // floats: below it a second thread costs more than it saves
-constexpr int64_t chunk_pixels = 512;           // summed in float; chunks are added in double
+constexpr int64_t chunk_pixels = 128;           // summed in float; chunks are added in double
 // Floats of a chunk, where it is widened.
 int64_t chunk_size(const BatchNormShape& s) { return std::min(chunk_pixels, s.pixels) * s.block; }
 

@@ -135,6 +135,10 @@ void fill(const Conv& c) {
   parallel_for(c.n * c.oc_blocks(), c.nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int64_t oc_block = i % c.oc_blocks(), first = i / c.oc_blocks() * c.dst_image() + oc_block * c.dst_block();
+      if (c.post_ops.are_none()) {
+        std::fill_n(c.dst + first, c.dst_block(), 0.f);
+        continue;
+      }
       for (int64_t offset = first; offset < first + c.dst_block(); offset++) {
         const int64_t oc = oc_block * c.block + (offset - first) % c.block;
         c.dst[offset] = oc < c.oc ? c.post_ops.apply(0, oc, offset) : 0.f;
