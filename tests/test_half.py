@@ -122,6 +122,34 @@ def test_mixtures_that_pytorch_refuses(case):
     check_error(case, torch.randn(2, 17, 5, 6).to(tb.blocked))
 
 
+PHYSICAL = torch.randn(2, 4, 5, 4, 8)
+VECTOR = torch.rand(32) + 0.5
+WINDOW = [1, 1], [1, 1], [1, 1]
+OPERATORS = {
+    "convolution": (PHYSICAL, [1, 8], torch.randn(32, 32, 3, 3), [32, 32, 3, 3], [], VECTOR, *WINDOW, 1, 8),
+    "convolution_weight_gradient": (PHYSICAL, [1, 8], PHYSICAL, [32, 32, 3, 3], [0, 1, 2, 3], [], *WINDOW, 1),
+    "batch_norm_statistics": (PHYSICAL, 32),
+}
+WITH_VECTORS = {
+    "batch_norm": (PHYSICAL, VECTOR, VECTOR, VECTOR, VECTOR, 1e-5),
+    "batch_norm_backward": (PHYSICAL, PHYSICAL, VECTOR, VECTOR, VECTOR, True),
+}
+
+
+@each_dtype
+@pytest.mark.parametrize("name", [*OPERATORS, *WITH_VECTORS])
+def test_operators_and_their_shape_only_kernels(name, dtype):
+    """Against float32 of the same values; what is read may be a view with gaps."""
+    keep = (lambda a: a.dim() == 1) if name in WITH_VECTORS else (lambda a: False)
+    args = [a.to(dtype) if isinstance(a, torch.Tensor) and not keep(a) else a for a in (OPERATORS | WITH_VECTORS)[name]]
+    op = getattr(tb.library.ops, name).default
+    torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+    wide = [a.float() if isinstance(a, torch.Tensor) else a for a in args]
+    spread = [torch.stack([a, a], 1)[:, 0] if isinstance(a, torch.Tensor) and a.dim() > 1 else a for a in args]
+    for given in (args, spread):
+        torch.testing.assert_close(op(*given), op(*wide), check_dtype=False, **tolerance(dtype))
+
+
 # ---- Normalization
 
 PARAMETERS = {"all half": None, "mixed": torch.float32}

@@ -107,9 +107,10 @@ Tensor empty_dst(const Conv& c, int64_t ndims, const Tensor& src) {
   return empty_pooled(dst_shape(c, ndims), src.scalar_type());
 }
 
-Tensor in_float32(const Tensor& tensor) { return tensor.defined() ? tensor.to(at::kFloat) : tensor; }
-std::optional<Tensor> in_float32(const std::optional<Tensor>& tensor) {
-  return tensor ? std::optional<Tensor>(in_float32(*tensor)) : std::nullopt;
+// What is of the dtype of src, in float32; others as they are.
+std::optional<Tensor> in_float32(const std::optional<Tensor>& tensor, at::ScalarType dtype) {
+  const bool is_one = tensor.has_value() && tensor->defined() && tensor->scalar_type() == dtype;
+  return is_one ? std::optional<Tensor>(tensor->to(at::kFloat)) : tensor;
 }
 
 // What weights packed from this tensor may be kept under. Only where every write to it is counted: not where it is
@@ -134,15 +135,15 @@ struct PostOpArguments {
   PostOpArguments(Conv& c, const Tensor& dst, const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
                   const std::optional<Tensor>& shift, const std::optional<Tensor>& residual,
                   c10::string_view activation, double alpha, bool residual_last)
-      : bias(channel_vector("convolution: bias", in_float32(bias), c.oc)),
-        scale(channel_vector("convolution: scale", in_float32(scale), c.oc)),
-        shift(channel_vector("convolution: shift", in_float32(shift), c.oc)) {
+      : bias(channel_vector("convolution: bias", in_float32(bias, dst.scalar_type()), c.oc)),
+        scale(channel_vector("convolution: scale", in_float32(scale, dst.scalar_type()), c.oc)),
+        shift(channel_vector("convolution: shift", in_float32(shift, dst.scalar_type()), c.oc)) {
     if (residual.has_value() && residual->defined()) {
       TORCH_CHECK_VALUE(residual->sizes() == dst.sizes(), "convolution: the residual has dst's physical shape ",
                         dst.sizes(), ", got ", residual->sizes());
       TORCH_CHECK_TYPE(residual->scalar_type() == dst.scalar_type(), "convolution: the residual has dst's dtype, ",
                        dst.scalar_type(), ", got ", residual->scalar_type());
-      this->residual = in_float32(residual->contiguous());
+      this->residual = residual->contiguous().to(at::kFloat);
     }
     const Activation* const found = find_activation({activation.data(), activation.size()});
     TORCH_CHECK_VALUE(found, "convolution: activation is one of ", c10::Join(", ", activation_names()), ", got '",
