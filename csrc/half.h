@@ -16,7 +16,7 @@ struct Values {
 
   // `count` of them from `offset` on: where they lie, or widened into `scratch`.
   const float* read(int64_t offset, int64_t count, float* scratch) const;
-  // All into `dst`.
+  // Those of half precision into `dst`, by all threads.
   void widen(int64_t offset, int64_t count, float* dst, int64_t nthreads) const;
 };
 
@@ -25,10 +25,11 @@ struct Results {
   void* data;
   Precision precision;
 
-  // Where those from `offset` on are to be put: where they lie, or `scratch`.
+  // Where those from `offset` on are to be put: where they are to lie, or `scratch`.
   float* place(int64_t offset, float* scratch) const;
-  // Rounds the `count` that were put there.
+  // Rounds the `count` that were put into scratch.
   void finish(int64_t offset, int64_t count, const float* placed) const;
+  // Rounds all of `src` to half precision, by all threads.
   void narrow(int64_t offset, int64_t count, const float* src, int64_t nthreads) const;
 };
 

@@ -99,13 +99,32 @@ def gradients(f, *args):
 @pytest.mark.parametrize("winograd", ["never", "f2", "f4"])
 def test_kept_weights_follow_the_tensor(isa, winograd):
     x, weight = torch.randn(2, 17, 12, 12).bfloat16(), torch.randn(20, 17, 3, 3).bfloat16() / 8
-    blocked = weight.to(tb.blocked)
+    blocked = weight.to(tb.OIhw16i16o)
     with tb.winograd(winograd):
         for factor in (1, 2, 4):
             for _ in range(4):
                 y = F.conv2d(x.to(tb.blocked), blocked, padding=1)
             assert_same(y, F.conv2d(x, weight * factor, padding=1), rtol=0.02, atol=0.05 * factor)
             blocked.mul_(2)
+
+
+def test_weights_are_kept_in_float32_where_they_are_used_again():
+    tb.library.empty_cache()
+    before, nbytes = tb.library.packed_weights_bytes(), 64 * 64 * 9 * 4
+    x, weight = (
+        torch.randn(1, 64, 5, 6).bfloat16().to(tb.blocked),
+        torch.randn(64, 64, 3, 3).bfloat16().to(tb.OIhw16i16o),
+    )
+    F.conv2d(x, weight)
+    assert tb.library.packed_weights_bytes() == before
+    for _ in range(3):
+        F.conv2d(x, weight)
+    assert tb.library.packed_weights_bytes() == before + nbytes
+    weight.mul_(2)
+    F.conv2d(x, weight)
+    assert tb.library.packed_weights_bytes() == before + nbytes
+    del weight
+    assert tb.library.packed_weights_bytes() == before
 
 
 MIXED = {
