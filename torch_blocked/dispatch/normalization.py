@@ -114,7 +114,10 @@ def batch_norm(
         count = x.numel() // x.size(1)
         _move(running_mean, mean, momentum)
         _move(running_var, var.mul(count).div(count - 1), momentum)  # of one value NaN, as PyTorch's
-    return _normalize(x, weight, bias, mean, var, eps), mean.to(dtype), torch.rsqrt(var + eps).to(dtype)
+    saved = mean.to(dtype), torch.rsqrt(var + eps).to(dtype)
+    if dtype is not torch.float32:  # PyTorch normalizes by what it rounded
+        mean, var, eps = saved[0], saved[1].float() ** -2, 0.0
+    return _normalize(x, weight, bias, mean, var, eps), *saved
 
 
 def _move(running: Tensor, value: Tensor, momentum: float) -> None:

@@ -56,10 +56,16 @@ def is_blocked_image(func: OpOverload, x: Tensor) -> bool:
     return len(x._blocking) == 1 and x._blocking.axes == (1,)
 
 
+@register(aten.avg_pool3d.default, aten._adaptive_avg_pool3d.default)
+def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
+    """An operator that treats each channel alike and makes zero of zeros."""
+    if not is_blocked_image(func, x):
+        return fallback(func, x, *args, **kwargs)
+    return blocked_of(func(images_of(x._physical), *args, **kwargs), x)
+
+
 @register(
     aten.upsample_bicubic2d.default,
-    aten.avg_pool3d.default,
-    aten._adaptive_avg_pool3d.default,
     aten.upsample_linear1d.default,
     aten.upsample_trilinear3d.default,
     aten.upsample_nearest1d.default,
@@ -67,12 +73,10 @@ def is_blocked_image(func: OpOverload, x: Tensor) -> bool:
     aten._upsample_nearest_exact1d.default,
     aten._upsample_nearest_exact3d.default,
 )
-@in_float32()
-def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
-    """An operator that treats each channel alike and makes zero of zeros."""
-    if not is_blocked_image(func, x):
-        return fallback(func, x, *args, **kwargs)
-    return blocked_of(func(images_of(x._physical), *args, **kwargs), x)
+@in_float32()  # PyTorch interpolates channels-last images of half precision in another precision
+def upsample_per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
+    """As `per_channel`."""
+    return per_channel(func, x, *args, **kwargs)
 
 
 @register(aten.max_pool3d_with_indices.default, aten.adaptive_max_pool3d.default)
