@@ -12,7 +12,9 @@ namespace torch_blocked {
 namespace {
 
 constexpr int64_t least_per_thread = 16 << 10;  // floats: below it a second thread costs more than it saves
-constexpr int64_t chunk_pixels = 512;           // summed in float; chunks are added in double
+constexpr int64_t chunk_pixels = 128;           // summed in float; chunks are added in double
+// Floats of a chunk, where it is widened.
+int64_t chunk_size(const BatchNormShape& s) { return std::min(chunk_pixels, s.pixels) * s.block; }
 
 const BatchNormKernels& kernels() { return TORCH_BLOCKED_KERNELS(batch_norm_kernels, isa()); }
 
@@ -20,14 +22,14 @@ int64_t threads_for(const BatchNormShape& s) {
   return std::min(s.nthreads, std::max<int64_t>(1, s.n * s.blocks() * s.pixels * s.block / least_per_thread));
 }
 
-// Calls body(offset, first channel, pixels) on runs of pixels of one image and block.
+// Calls body(offset, first channel, pixels) on runs of pixels of one image and block, at most a chunk.
 template <class Body>
 void each_run(const BatchNormShape& s, const Body& body) {
   const int64_t plane = s.pixels * s.block;
   parallel_for(s.n * s.blocks() * s.pixels, threads_for(s), [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t index = begin / s.pixels, pixel = begin % s.pixels;
-      const int64_t count = std::min(end - begin, s.pixels - pixel);
+      const int64_t count = std::min({end - begin, s.pixels - pixel, chunk_pixels});
       body(index * plane + pixel * s.block, index % s.blocks() * s.block, count);
       begin += count;
     }
@@ -68,7 +70,7 @@ struct Spread {
 
 }  // namespace
 
-void batch_norm(const BatchNormShape& s, const BatchNormParameters& p, const float* src, float* dst) {
+void batch_norm(const BatchNormShape& s, const BatchNormParameters& p, const Values& src, const Results& dst) {
   std::vector<float> scale(s.blocks() * s.block, 0.f), shift(scale);  // zero in the padding: so is dst
   for (int64_t c = 0; c < s.channels; c++) {
     const double weight = (p.weight ? p.weight[c] : 1.) / std::sqrt(p.var[c] + p.eps);
@@ -76,17 +78,22 @@ void batch_norm(const BatchNormShape& s, const BatchNormParameters& p, const flo
     shift[c] = float((p.bias ? p.bias[c] : 0.) - p.mean[c] * weight);
   }
   each_run(s, [&](int64_t offset, int64_t channel, int64_t pixels) {
-    kernels().scale_shift(src + offset, &scale[channel], &shift[channel], dst + offset, pixels, s.block);
+    const int64_t count = pixels * s.block;
+    float* const scratch = Scratch::get(chunk_size(s));
+    float* const to = dst.place(offset, scratch);  // the kernel reads a vector before it writes it
+    kernels().scale_shift(src.read(offset, count, scratch), &scale[channel], &shift[channel], to, pixels, s.block);
+    dst.finish(offset, count, to);
   });
 }
 
-void batch_norm_statistics(const BatchNormShape& s, const float* src, float* mean, float* var) {
+void batch_norm_statistics(const BatchNormShape& s, const Values& given, float* mean, float* var) {
   std::vector<Spread> planes(s.n * s.blocks() * s.block);
   each_chunk(s, [&](int64_t offset, int64_t plane, int64_t pixels) {
-    float *const sums = Scratch::get(3 * s.block), *const center = sums + 2 * s.block;
+    float *const sums = Scratch::get(3 * s.block + chunk_size(s)), *const center = sums + 2 * s.block;
+    const float* const src = given.read(offset, pixels * s.block, center + s.block);
     // Centered on one of them, which is near their mean where that is large.
-    for (int64_t i = 0; i < s.block; i++) center[i] = std::isfinite(src[offset + i]) ? src[offset + i] : 0.f;
-    kernels().moments(src + offset, center, sums, pixels, s.block);
+    for (int64_t i = 0; i < s.block; i++) center[i] = std::isfinite(src[i]) ? src[i] : 0.f;
+    kernels().moments(src, center, sums, pixels, s.block);
     for (int64_t i = 0; i < s.block; i++) {
       const double n = double(pixels), sum = sums[i];
       planes[plane * s.block + i].add({n, center[i] + sum / n, std::max(0., sums[s.block + i] - sum * sum / n)});
@@ -101,14 +108,16 @@ void batch_norm_statistics(const BatchNormShape& s, const float* src, float* mea
 }
 
 void batch_norm_backward(const BatchNormShape& s, const float* weight, const float* mean, const float* invstd,
-                         bool training, const float* diff_dst, const float* src, float* diff_src, float* diff_weight,
-                         float* diff_bias) {
+                         bool training, const Values& diff_dst, const Values& src, const Results& diff_src,
+                         float* diff_weight, float* diff_bias) {
   const std::vector<float> means = padded(s, mean);
   std::vector<double> planes(s.n * s.blocks() * s.block * 2);
   each_chunk(s, [&](int64_t offset, int64_t plane, int64_t pixels) {
-    float* const sums = Scratch::get(2 * s.block);
-    kernels().gradient_sums(diff_dst + offset, src + offset, &means[plane % s.blocks() * s.block], sums, pixels,
-                            s.block);
+    float* const sums = Scratch::get(2 * s.block + 2 * chunk_size(s));
+    float* const scratch = sums + 2 * s.block;
+    const float* const diffs = diff_dst.read(offset, pixels * s.block, scratch);
+    const float* const values = src.read(offset, pixels * s.block, scratch + chunk_size(s));
+    kernels().gradient_sums(diffs, values, &means[plane % s.blocks() * s.block], sums, pixels, s.block);
     for (int64_t i = 0; i < 2 * s.block; i++) planes[plane * 2 * s.block + i] += sums[i];
   });
   std::vector<float> scale(s.blocks() * s.block, 0.f), slope(scale), shift(scale);
@@ -129,8 +138,12 @@ void batch_norm_backward(const BatchNormShape& s, const float* weight, const flo
     diff_bias[c] = float(sum);
   }
   each_run(s, [&](int64_t offset, int64_t channel, int64_t pixels) {
-    kernels().gradient(diff_dst + offset, src + offset, &scale[channel], &means[channel], &slope[channel],
-                       &shift[channel], diff_src + offset, pixels, s.block);
+    const int64_t count = pixels * s.block;
+    float* const scratch = Scratch::get(2 * chunk_size(s));
+    float* const to = diff_src.place(offset, scratch);
+    kernels().gradient(diff_dst.read(offset, count, scratch), src.read(offset, count, scratch + chunk_size(s)),
+                       &scale[channel], &means[channel], &slope[channel], &shift[channel], to, pixels, s.block);
+    diff_src.finish(offset, count, to);
   });
 }
 

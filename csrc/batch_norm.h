@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "half.h"
+
 namespace torch_blocked {
 
 // Tensors are (n, ceil(channels / block), pixels, block), dense.
@@ -21,15 +23,16 @@ struct BatchNormParameters {
 };
 
 // dst = (src - mean) / sqrt(var + eps) * weight + bias; dst's padding is zero.
-void batch_norm(const BatchNormShape& shape, const BatchNormParameters& parameters, const float* src, float* dst);
+void batch_norm(const BatchNormShape& shape, const BatchNormParameters& parameters, const Values& src,
+                const Results& dst);
 
 // Mean and biased variance of each channel.
-void batch_norm_statistics(const BatchNormShape& shape, const float* src, float* mean, float* var);
+void batch_norm_statistics(const BatchNormShape& shape, const Values& src, float* mean, float* var);
 
 // The gradients of batch_norm with respect to src, weight and bias. invstd is 1 / sqrt(var + eps); where `training`,
 // both statistics are those of src. diff_src's padding is zero.
 void batch_norm_backward(const BatchNormShape& shape, const float* weight, const float* mean, const float* invstd,
-                         bool training, const float* diff_dst, const float* src, float* diff_src, float* diff_weight,
-                         float* diff_bias);
+                         bool training, const Values& diff_dst, const Values& src, const Results& diff_src,
+                         float* diff_weight, float* diff_bias);
 
 }  // namespace torch_blocked

@@ -7,6 +7,10 @@ UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_emp
 
 # Sums of products in another order than PyTorch's: the tolerance of float32 is taken of the largest value.
 SUMS_OF_PRODUCTS = frozenset(f"nn.functional.conv{kind}{ndim}d" for kind in ("", "_transpose") for ndim in (1, 2, 3))
+# Of half precision PyTorch rounds partial sums, statistics or weights too, the kernels the answer alone: the tolerance
+# is one rounding of the largest value.
+ROUNDED_ONCE = SUMS_OF_PRODUCTS | {"nn.functional.instance_norm"}
+ROUNDED_ONCE |= {f"nn.functional.interpolate.{mode}" for mode in ("linear", "bilinear", "bicubic", "trilinear")}
 SUMS_OF_PRODUCTS |= {"linalg.householder_product", "pow"}  # gradients of what was broadcast
 
 _BYTES = "PyTorch compares the addresses of `out` and its view before any operator: an error that says so"

@@ -135,6 +135,14 @@ def test_train(bench):
         assert row["vs_nchw"] == pytest.approx(row["peers"]["nchw"]["step"] / row["ms"])
 
 
+def test_train_under_autocast(bench):
+    how = "--batch", "2", "--image", "32", "--autocast"
+    text, found = bench("train", "--model", "test_benchmark:tiny", *how)
+    (row,) = found["rows"]
+    assert set(row["peers"]) == {"blocked", "nchw", "channels_last", "float32"} and not row["fallbacks"]
+    assert row["vs_float32"] == pytest.approx(row["peers"]["float32"]["step"] / row["ms"]) and "/float32" in text
+
+
 @pytest.mark.parametrize("fallbacks, note", [(["aten.b", "aten.a"], "fallback: aten.a, aten.b"), ([], None)])
 def test_train_names_fallbacks(monkeypatch, fallbacks, note):
     def step():
@@ -148,8 +156,9 @@ def test_train_names_fallbacks(monkeypatch, fallbacks, note):
     assert (row["ms"], row["backward_ms"], row["vs_nchw"]) == (6000, 2000, 1.5)
 
 
-def test_train_contestants_take_the_same_step():
-    steps = train.contestants(train.Case("tiny", tiny, 3, 9))
+@pytest.mark.parametrize("autocast, tolerance", [(False, 1e-4), (True, 1e-2)])
+def test_train_contestants_take_the_same_step(autocast, tolerance):
+    steps = train.contestants(train.Case("tiny", tiny, 3, 9, autocast))
     losses = {name: [] for name in steps}
     cross_entropy = F.cross_entropy
     for name, step in steps.items():
@@ -159,7 +168,7 @@ def test_train_contestants_take_the_same_step():
             for _ in range(3):
                 assert len(step()) == len(train.PHASES)
     for name in losses:
-        torch.testing.assert_close(losses[name], losses["nchw"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(losses[name], losses["nchw"], rtol=tolerance, atol=1e-5, check_dtype=False)
     assert losses["nchw"][2] < losses["nchw"][0]
 
 

@@ -162,7 +162,6 @@ def test_convolution_takes_any_bias(isa, bias):
 CONVOLUTIONS_ON_PLAIN_TENSORS = {
     "transposed double": lambda x, w: F.conv_transpose2d(x.double(), w.double()),
     "double": lambda x, w: F.conv2d(x.double(), w.double()),
-    "bfloat16": lambda x, w: F.conv2d(x.bfloat16(), w.bfloat16()),
 }
 
 

@@ -136,7 +136,7 @@ GOOD = {
 }  # fmt: skip
 BAD = [
     ({"src": GOOD["src"][0]}, ValueError, "src"),
-    ({"src": GOOD["src"].double()}, TypeError, "float32 only"),
+    ({"src": GOOD["src"].double()}, TypeError, "float32, bfloat16 or"),
     ({"src": torch.zeros(1, 8, 4, 4), "src_blocking": []}, ValueError, "blocks of 8"),
     ({"weight": torch.zeros(8, 8, 3), "weight_size": [8, 8, 3]}, ValueError, "stride"),
     ({"weight_size": [8, 8]}, ValueError, "dims"),

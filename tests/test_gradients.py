@@ -113,7 +113,7 @@ def test_opcheck(requires_grad):
 
 # (what is wrong, what differs from a right call, the message)
 BAD = [
-    ("dtype", {"src": torch.randn(1, 2, 5, 4, 8, dtype=torch.float64)}, "float32 only"),
+    ("dtype", {"src": torch.randn(1, 2, 5, 4, 8, dtype=torch.float64)}, "one dtype"),
     ("shape of diff_dst", {"diff_dst": torch.randn(1, 2, 5, 5, 8)}, "diff_dst has dst's shape"),
     ("dims of diff_dst", {"diff_dst": torch.randn(1, 2, 5, 4)}, "is blocked"),
     ("blocking of src", {"src": torch.randn(1, 4, 5, 4, 4), "src_blocking": (1, 4)}, "in blocks of 8"),
@@ -276,7 +276,7 @@ def test_opcheck_of_batch_norm(name, requires_grad):
 BAD_BATCH_NORM = [
     ("batch_norm_statistics", (torch.randn(2, 3), 3), "src is"),
     ("batch_norm_statistics", (torch.randn(2, 2, 3, 16), 3), "blocks of 16"),
-    ("batch_norm_statistics", (torch.randn(2, 2, 3, 16).double(), 32), "float32 only"),
+    ("batch_norm_statistics", (torch.randn(2, 2, 3, 16).double(), 32), "float32, bfloat16 or"),
     ("batch_norm_statistics", (torch.randn(0, 2, 3, 16), 32), "no values"),
     (
         "batch_norm_backward",

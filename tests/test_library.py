@@ -188,8 +188,8 @@ GOOD = {
 }  # fmt: skip
 BAD = [
     ({"src": P[0]}, ValueError, "src"),
-    ({"src": P.double()}, TypeError, "float32 only"),
-    ({"weight": W.half()}, TypeError, "float32 only"),
+    ({"src": P.double()}, TypeError, "float32, bfloat16 or"),
+    ({"weight": W.half()}, TypeError, "one dtype"),
     ({"weight_size": [16, 16]}, ValueError, "3 to 5 dims"),
     ({"weight_size": [16, 16, 3]}, ValueError, "stride"),
     ({"weight_size": [16, 15, 3, 3]}, ValueError, "physical shape"),

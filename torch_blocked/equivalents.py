@@ -202,7 +202,12 @@ def batch_norm_aten(
     """`batch_norm` in ATen operations: any device, any floating dtype, differentiable."""
     scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
     shift = -mean * scale if bias is None else bias - mean * scale
-    return src * _channels_as(src, scale) + _channels_as(src, shift)
+    return (src * _channels_as(src, scale) + _channels_as(src, shift)).to(src.dtype)
+
+
+def _widened(src: Tensor) -> Tensor:
+    """Half precision as float32, what the operators compute in."""
+    return src.float() if src.dtype in (torch.bfloat16, torch.float16) else src
 
 
 def _channels_as(src: Tensor, values: Tensor) -> Tensor:
@@ -213,7 +218,7 @@ def _channels_as(src: Tensor, values: Tensor) -> Tensor:
 
 def batch_norm_statistics_aten(src: Tensor, channels: int) -> tuple[Tensor, Tensor]:
     """`batch_norm_statistics` in ATen operations: any device, any floating dtype, differentiable."""
-    dims = [0, *range(2, src.dim() - 1)]
+    src, dims = _widened(src), [0, *range(2, src.dim() - 1)]
     # Not var_mean, whose mean of infinities is NaN.
     mean, var = src.mean(dims), src.var(dims, correction=0)
     return mean.flatten()[:channels].clone(), var.flatten()[:channels].clone()
@@ -223,7 +228,8 @@ def batch_norm_backward_aten(
     diff_dst: Tensor, src: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`batch_norm_backward` in ATen operations: any device, any floating dtype, differentiable."""
-    dims, channels = [0, *range(2, src.dim() - 1)], mean.size(0)
+    dims, channels, dtype = [0, *range(2, src.dim() - 1)], mean.size(0), src.dtype
+    diff_dst, src = _widened(diff_dst), _widened(src)
     apart = src - _channels_as(src, mean)
     total = diff_dst.sum(dims).flatten()[:channels]
     products = (diff_dst * apart).sum(dims).flatten()[:channels]
@@ -233,7 +239,7 @@ def batch_norm_backward_aten(
         count = src.numel() // (src.size(1) * src.size(-1))
         slope, shift = -factor * invstd.square() * products / count, -factor * total / count
         diff_src = diff_src + apart * _channels_as(src, slope) + _channels_as(src, shift)
-    return diff_src, products * invstd, total.clone()
+    return diff_src.to(dtype), products * invstd, total.clone()
 
 
 def pool_aten(

@@ -12,44 +12,45 @@ inner block first; a plain tensor's is empty.
 ``torch_blocked::convolution(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding, dilation,
 groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0, residual_last=False,
 src_scale=None) -> dst``
-    Convolution of 1, 2 or 3 spatial dims, float32. src is plain (n, ic, id, ih, iw) or blocked; weight plain or
+    Convolution of 1, 2 or 3 spatial dims; all tensors are float32, or all bfloat16 or float16, computed in float32 and
+    rounded once. src is plain (n, ic, id, ih, iw) or blocked; weight plain or
     blocked, of logical size (oc, ic / groups, kd, kh, kw); dst is (n, ceil(oc / block), od, oh, ow, block), d and h
     absent where there are fewer dims. After the sum, in this order: + bias, * scale + shift (a value a channel),
     + residual (laid out as dst), activation ("none", "relu", "relu6", "leaky_relu" of slope alpha, "sigmoid", "silu",
     "hardsigmoid", "hardswish", "gelu", "gelu_tanh"); where `residual_last`, + residual after the activation. With a
-    `src_scale`, (n, ceil(ic / block), 1, ..., block), src is first multiplied by it; for a blocked src, a weight
-    blocked by ic and then oc, and no groups.
+    `src_scale`, (n, ceil(ic / block), 1, ..., block), src is first multiplied by it; float32, for a blocked src, a
+    weight blocked by ic and then oc, and no groups.
 
 ``torch_blocked::convolution_transpose(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding,
 output_padding, dilation, groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0,
 residual_last=False) -> dst``
-    Transposed convolution of 1, 2 or 3 spatial dims, float32. src is blocked by `block` channels, weight plain or
-    blocked by channels, of logical size (ic, oc / groups, kd, kh, kw); dst as above. Where src is the gradient of a
+    Transposed convolution of 1, 2 or 3 spatial dims, dtypes as there. src is blocked by `block` channels, weight plain
+    or blocked by channels, of logical size (ic, oc / groups, kd, kh, kw); dst as above. Where src is the gradient of a
     `convolution`'s dst and the rest as there, dst is that of its src; output_padding then makes dst as large as that.
     What follows the sum is as there.
 
 ``torch_blocked::convolution_out(dst, first_block, src, ..., block, scale=None, shift=None, activation="none",
 alpha=0)``, ``torch_blocked::convolution_transpose_out(dst, first_block, src, ...)``,
 ``torch_blocked::copy_out(dst, first_block, src)``
-    The same without a residual or a src_scale, and a copy of `src`, into the channel blocks from `first_block` on of a
-    dense dst with as many or more of them, (n, blocks, od, oh, ow, block).
+    The same without a residual or a src_scale, float32, and a copy of `src`, into the channel blocks from `first_block`
+    on of a dense dst with as many or more of them, (n, blocks, od, oh, ow, block).
 
 ``torch_blocked::new_empty(like, size) -> dst``
     Dense and uninitialized, of the dtype of `like`, on the CPU, in memory of the pool.
 
 ``torch_blocked::convolution_weight_gradient(src, src_blocking, diff_dst, weight_size, weight_order, weight_blocking,
 stride, padding, dilation, groups) -> diff_weight``
-    The gradient of `convolution` with respect to its weight, float32. src is blocked as diff_dst, or plain without
-    groups; diff_weight is dense, its outer axes in memory as `weight_order` says, its padding zero.
+    The gradient of `convolution` with respect to its weight, dtypes as there. src is blocked as diff_dst, or plain
+    without groups; diff_weight is dense, its outer axes in memory as `weight_order` says, its padding zero.
 
 ``torch_blocked::batch_norm_statistics(src, channels) -> (mean, var)``
-    Mean and biased variance of each channel over everything else; src is (n, ceil(channels / block), ..., block),
-    float32.
+    Mean and biased variance, float32, of each channel over everything else; src is (n, ceil(channels / block), ...,
+    block), float32, bfloat16 or float16.
 
 ``torch_blocked::batch_norm_backward(diff_dst, src, weight, mean, invstd, training) -> (diff_src, diff_weight,
 diff_bias)``
     The gradients of batch normalization, (src - mean) * invstd * weight + bias; where `training`, the statistics are
-    src's own.
+    src's own. diff_dst, src and diff_src are of one dtype, float32, bfloat16 or float16, the vectors float32.
 
 ``torch_blocked::pool(src, channels, output_size, mode, kernel_size=[], stride=[], padding=[], dilation=[],
 count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)``
@@ -99,6 +100,8 @@ for _function in (wrap, share_version):
     _function.argtypes, _function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
 _C.torch_blocked_set_size.argtypes, _C.torch_blocked_set_size.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64], None
 ops = torch.ops.torch_blocked
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of convolutions and batch normalization
 
 reorder_op = ops.reorder.default
 convolution_op = ops.convolution.default
@@ -344,7 +347,7 @@ def _batch_norm_fake(
 
 @torch.library.register_fake("torch_blocked::batch_norm_statistics")
 def _batch_norm_statistics_fake(src: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    return src.new_empty([channels]), src.new_empty([channels])
+    return src.new_empty([channels], dtype=torch.float32), src.new_empty([channels], dtype=torch.float32)
 
 
 @torch.library.register_fake("torch_blocked::batch_norm_backward")

@@ -107,6 +107,29 @@ ReorderedWeights::ReorderedWeights(const Conv& given, const MemoryDesc& wanted) 
   conv = with_weights(given, wanted, reordered_.data());
 }
 
+int64_t images_at_a_time(const Conv& conv, int64_t image) {
+  constexpr int64_t cached = int64_t(1) << 20;  // floats, in the last level cache beside the weights
+  return std::clamp<int64_t>(cached / image, 1, conv.n);
+}
+
+// What is of half precision goes through the cache in float32, some images at a time.
+static void run(const Algorithm& algorithm, const Conv& conv) {
+  if (!conv.is_half()) return algorithm.run(conv);
+  const int64_t src_image = elements(conv.src_md) / conv.n, dst_image = conv.dst_image();
+  const int64_t images = images_at_a_time(conv, src_image + dst_image);
+  const PooledBuffer src(images * src_image), dst(images * dst_image);
+  Conv part = conv;
+  part.half_src.precision = part.half_dst.precision = Precision::Single;
+  part.src = src.data(), part.dst = dst.data();
+  for (int64_t n = 0; n < conv.n; n += images) {
+    part.n = part.src_md.dims[0] = std::min(images, conv.n - n);
+    conv.half_src.widen(n * src_image, part.n * src_image, src.data(), conv.nthreads);
+    algorithm.run(part);
+    conv.half_dst.narrow(n * dst_image, part.n * dst_image, dst.data(), conv.nthreads);
+    if (part.post_ops.residual) part.post_ops.residual += part.n * dst_image;
+  }
+}
+
 static double gain(const Conv& conv, const Algorithm& packing) {
   return without_packing(conv).seconds(conv) - packing.seconds(conv);
 }
@@ -120,17 +143,17 @@ void convolve(const Conv& conv, const WeightKey* key) {
   PackedWeights& kept = PackedWeights::instance();
   const Algorithm* const algorithm = &choose(conv, key ? kept.uses(*key, true) : 1);
   const MemoryDesc wanted = algorithm->weights(conv);
-  if (algorithm->pack == nullptr) return algorithm->run(ReorderedWeights(conv, wanted).conv);
+  if (algorithm->pack == nullptr) return run(*algorithm, ReorderedWeights(conv, wanted).conv);
   const auto pack = [&](float* packed) { algorithm->pack(conv, wanted, packed); };
   if (key == nullptr) {
     const HugeBuffer packed(elements(wanted));
     pack(packed.data());
-    return algorithm->run(with_weights(conv, wanted, packed.data()));
+    return run(*algorithm, with_weights(conv, wanted, packed.data()));
   }
   if (const auto packed = kept.get(*key, packing(*algorithm, conv), elements(wanted), gain(conv, *algorithm), pack))
-    return algorithm->run(with_weights(conv, wanted, packed->data()));
+    return run(*algorithm, with_weights(conv, wanted, packed->data()));
   const Algorithm& otherwise = without_packing(conv);
-  otherwise.run(ReorderedWeights(conv, otherwise.weights(conv)).conv);
+  run(otherwise, ReorderedWeights(conv, otherwise.weights(conv)).conv);
 }
 
 Choice explain(const Conv& conv, const WeightKey* key) {

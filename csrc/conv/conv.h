@@ -1,4 +1,4 @@
-// Convolution of one to three spatial dims, f32: choose an algorithm, bring the weights to its format, run it.
+// Convolution of one to three spatial dims: choose an algorithm, bring the weights to its format, run it.
 //
 // Each algorithm is one file and one entry of the list in conv.cpp; `reference` ends the list and takes everything.
 #pragma once
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "../half.h"
 #include "../kernels/conv.h"
 #include "../kernels/depthwise.h"
 #include "../memory_desc.h"
@@ -42,6 +43,11 @@ struct Conv {
   float* dst;
   PostOps post_ops;
   int64_t nthreads;
+  // Where src, dense, and dst are of half precision they lie here, and `src` and `dst` are not looked at. (Of the
+  // gradient with respect to the weights half_dst is not looked at.)
+  Values half_src = {nullptr, Precision::Single};
+  Results half_dst = {nullptr, Precision::Single};
+  bool is_half() const { return half_src.precision != Precision::Single; }
 
   int64_t group_ic() const { return ic / groups; }
   int64_t group_oc() const { return oc / groups; }
@@ -89,9 +95,9 @@ void convolve(const Conv& conv, const WeightKey* key);
 // wei it is. src is blocked as dst.
 void convolve_transposed(const Conv& conv, const WeightKey* key);
 // The gradient with respect to the weights of conv, whose wei_md describes diff_wei and whose dst and wei are not
-// looked at; diff_dst is laid out as dst. src is plain, without groups, or blocked as dst. Every byte of diff_wei is
-// written.
-void convolve_weight_gradient(const Conv& conv, const float* diff_dst, float* diff_wei);
+// looked at; diff_dst is laid out as dst and of the precision of src. src is plain, without groups, or blocked as dst.
+// Every byte of diff_wei is written.
+void convolve_weight_gradient(const Conv& conv, const Values& diff_dst, float* diff_wei);
 struct Choice {
   const Algorithm* algorithm;
   std::string reason;
@@ -106,6 +112,8 @@ MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::ve
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
 // Elements of a dense tensor, padding included.
 int64_t elements(const MemoryDesc& md);
+// How many images of half precision are in float32 at a time where each is of `image` floats.
+int64_t images_at_a_time(const Conv& conv, int64_t image);
 
 // Which lanes of src the output channels of a grouped convolution read, and for a block of them a map for every channel
 // of a group and src block that some lanes find it in.

@@ -15,7 +15,7 @@ PackedWeights::Entry& PackedWeights::entry(const WeightKey& key) {
   const auto found = entries_.find(key.tensor);
   if (found == entries_.end()) {
     drop_dead();
-    return entries_.emplace(key.tensor, Entry{key, 0, many, {}}).first->second;
+    return entries_.emplace(key.tensor, Entry{key, 0, key.lasts ? many : 1, {}}).first->second;
   }
   Entry& entry = found->second;
   if (entry.key.version != key.version || entry.key.data != key.data || entry.key.bytes != key.bytes)

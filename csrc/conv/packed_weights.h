@@ -24,6 +24,7 @@ struct WeightKey {
   const void* data;
   int64_t bytes;
   std::function<bool()> alive;
+  bool lasts = true;  // whether many calls are expected of a tensor not seen before
 };
 
 class PackedWeights {

@@ -32,6 +32,9 @@ struct PostOps {
   float alpha = 0;  // the activation's parameter
   bool residual_last = false;
 
+  bool are_none() const {
+    return !bias && !scale && !shift && !residual && !(activation && (activation->clamp || activation->function));
+  }
   // To one sum, of channel oc, whose answer lies at `offset` in dst.
   float apply(float sum, int64_t oc, int64_t offset) const;
 };

@@ -135,6 +135,10 @@ void fill(const Conv& c) {
   parallel_for(c.n * c.oc_blocks(), c.nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int64_t oc_block = i % c.oc_blocks(), first = i / c.oc_blocks() * c.dst_image() + oc_block * c.dst_block();
+      if (c.post_ops.are_none()) {
+        std::fill_n(c.dst + first, c.dst_block(), 0.f);
+        continue;
+      }
       for (int64_t offset = first; offset < first + c.dst_block(); offset++) {
         const int64_t oc = oc_block * c.block + (offset - first) % c.block;
         c.dst[offset] = oc < c.oc ? c.post_ops.apply(0, oc, offset) : 0.f;
@@ -155,26 +159,39 @@ void run_phases(const Conv& c, const std::vector<ReadyPhase>& phases) {
     for (const ReadyPhase& phase : phases) phase.run(n, std::min(images, c.n - n));
 }
 
+// Of half precision, all images in float32: each phase reads all of src.
+void convolve_widened(const Conv& given, const WeightKey* key) {
+  const int64_t src_size = elements(given.src_md), dst_size = given.n * given.dst_image();
+  const PooledBuffer src(src_size), dst(dst_size);
+  given.half_src.widen(0, src_size, src.data(), given.nthreads);
+  Conv c = given;
+  c.half_src.precision = c.half_dst.precision = Precision::Single;
+  c.src = src.data(), c.dst = dst.data();
+  convolve_transposed(c, key);
+  given.half_dst.narrow(0, dst_size, dst.data(), given.nthreads);
+}
+
 // All of dst in one phase.
-void convolve_whole(const Conv& c, const WeightKey* key) {
+void convolve_whole(const Conv& c, const float* given_wei, const WeightKey* key) {
   if (key == nullptr || c.groups > 1) return convolve(c, nullptr);
   // Weights packed for Winograd are kept under a key whose data begin at the given filter's last tap: a convolution by
   // the same tensor does not take them for its own.
   WeightKey its_key = *key;
-  its_key.data = c.wei;
+  its_key.data = static_cast<const float*>(key->data) + (c.wei - given_wei);
   convolve(c, &its_key);
 }
 
 }  // namespace
 
 void convolve_transposed(const Conv& given, const WeightKey* key) {
+  const bool whole = given.stride_d == 1 && given.stride_h == 1 && given.stride_w == 1;
+  if (given.is_half() && !whole) return convolve_widened(given, key);
   const SwappedWeights swapped(given);
   const Conv& c = swapped.conv;
   const auto planes = phases(c.od, c.kd, c.stride_d, c.dilation_d, c.pad_d);
   const auto rows = phases(c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h);
   const auto cols = phases(c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
-  if (c.stride_d == 1 && c.stride_h == 1 && c.stride_w == 1)
-    return convolve_whole(phase(c, planes[0], rows[0], cols[0]), key);
+  if (whole) return convolve_whole(phase(c, planes[0], rows[0], cols[0]), c.wei, key);
   std::vector<ReadyPhase> ready;
   for (const PhaseAxis& d : planes)
     for (const PhaseAxis& h : rows)

@@ -257,25 +257,49 @@ HugeBuffer channels_last_padded(Conv& c) {
   return padded;
 }
 
-}  // namespace
-
-void convolve_weight_gradient(const Conv& given, const float* diff_dst, float* diff_wei) {
-  Conv c = given;
-  c.wei_md = format(c);
-  HugeBuffer padded, sums;
+// Adds the products of all images to diff_wei, which lies as c.wei_md says.
+void add_products(Conv c, const float* diff_dst, float* diff_wei) {
+  HugeBuffer padded;
   if (c.src_md.is_plain()) padded = channels_last_padded(c);
-  const int64_t count = elements(c.wei_md);
-  const bool in_place = same_layout(c.wei_md, given.wei_md);
-  if (!in_place) sums = HugeBuffer(count);
-  const Problem problem(c, diff_dst, in_place ? diff_wei : sums.data());
-  parallel_for(count, c.nthreads,
-               [&](int64_t begin, int64_t end) { std::fill(problem.diff_wei + begin, problem.diff_wei + end, 0.f); });
+  const Problem problem(c, diff_dst, diff_wei);
   const std::vector<Chunk> chunks = make_chunks(c);
   parallel(c.nthreads, [&](int64_t thread, int64_t team) {
     (problem.lane_wise ? run_lane_wise : run_dense)(problem, chunks, thread, team);
   });
-  clear_padding(c, problem.diff_wei);
-  if (!in_place) reorder(c.wei_md, sums.data(), given.wei_md, diff_wei, sizeof(float), c.nthreads);
+}
+
+// Of half precision, through the cache in float32 some images at a time.
+void add_widened_products(const Conv& given, const Values& diff_dst, float* diff_wei) {
+  const int64_t src_image = elements(given.src_md) / given.n, dst_image = given.dst_image();
+  const int64_t images = images_at_a_time(given, src_image + dst_image);
+  const PooledBuffer src(images * src_image), diff(images * dst_image);
+  Conv part = given;
+  part.src = src.data();
+  for (int64_t n = 0; n < given.n; n += images) {
+    part.n = part.src_md.dims[0] = std::min(images, given.n - n);
+    given.half_src.widen(n * src_image, part.n * src_image, src.data(), given.nthreads);
+    diff_dst.widen(n * dst_image, part.n * dst_image, diff.data(), given.nthreads);
+    add_products(part, diff.data(), diff_wei);
+  }
+}
+
+}  // namespace
+
+void convolve_weight_gradient(const Conv& given, const Values& diff_dst, float* diff_wei) {
+  Conv c = given;
+  c.wei_md = format(c);
+  const int64_t count = elements(c.wei_md);
+  const bool in_place = same_layout(c.wei_md, given.wei_md);
+  HugeBuffer buffer;
+  if (!in_place) buffer = HugeBuffer(count);
+  float* const sums = in_place ? diff_wei : buffer.data();
+  parallel_for(count, c.nthreads, [&](int64_t begin, int64_t end) { std::fill(sums + begin, sums + end, 0.f); });
+  if (c.is_half())
+    add_widened_products(c, diff_dst, sums);
+  else
+    add_products(c, static_cast<const float*>(diff_dst.data), sums);
+  clear_padding(c, sums);
+  if (!in_place) reorder(c.wei_md, sums, given.wei_md, diff_wei, sizeof(float), c.nthreads);
 }
 
 }  // namespace torch_blocked

@@ -11,7 +11,7 @@ BatchNormShape describe(const char* name, const Tensor& src, int64_t channels) {
   const int64_t block = src.size(-1);
   TORCH_CHECK_VALUE(block > 0 && channels >= 0 && src.size(1) == (channels + block - 1) / block, name, ": ", channels,
                     " channels in blocks of ", block, " are not the ", src.size(1), " blocks of src");
-  TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat, name, ": float32 only, got src ", src.scalar_type());
+  check_precision(name, "src", src);
   int64_t pixels = 1;
   for (int64_t d = 2; d + 1 < src.dim(); d++) pixels *= src.size(d);
   return {src.size(0), channels, pixels, block, num_threads()};
@@ -33,11 +33,11 @@ Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, co
   const Tensor dense_bias = channel_vector("batch_norm: bias", bias, channels);
   const Tensor dense_mean = channel_vector("batch_norm: mean", mean, channels);
   const Tensor dense_var = channel_vector("batch_norm: var", var, channels);
-  Tensor dst = empty_pooled(dense.sizes(), at::kFloat);
+  Tensor dst = empty_pooled(dense.sizes(), src.scalar_type());
   if (dst.numel() == 0) return dst;
   const BatchNormParameters parameters = {data_or_null(dense_weight), data_or_null(dense_bias),
                                           data_or_null(dense_mean), data_or_null(dense_var), eps};
-  batch_norm(shape, parameters, dense.const_data_ptr<float>(), dst.mutable_data_ptr<float>());
+  or_out_of_memory("batch_norm", [&] { batch_norm(shape, parameters, values(dense), results(dst)); });
   return dst;
 }
 
@@ -47,8 +47,7 @@ std::tuple<Tensor, Tensor> batch_norm_statistics_cpu(const Tensor& src, int64_t 
   const Tensor dense = src.contiguous();
   Tensor mean = empty_pooled({channels}, at::kFloat), var = empty_pooled({channels}, at::kFloat);
   or_out_of_memory("batch_norm_statistics", [&] {
-    batch_norm_statistics(shape, dense.const_data_ptr<float>(), mean.mutable_data_ptr<float>(),
-                          var.mutable_data_ptr<float>());
+    batch_norm_statistics(shape, values(dense), mean.mutable_data_ptr<float>(), var.mutable_data_ptr<float>());
   });
   return {mean, var};
 }
@@ -61,19 +60,19 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_cpu(const Tensor& diff_ds
   TORCH_CHECK_VALUE(diff_dst.sizes() == src.sizes() && src.numel() > 0,
                     "batch_norm_backward: diff_dst and src have one shape and values, got ", diff_dst.sizes(), " and ",
                     src.sizes());
-  TORCH_CHECK_TYPE(diff_dst.scalar_type() == at::kFloat, "batch_norm_backward: float32 only, got diff_dst ",
-                   diff_dst.scalar_type());
+  TORCH_CHECK_TYPE(diff_dst.scalar_type() == src.scalar_type(),
+                   "batch_norm_backward: diff_dst and src have one dtype, got ", diff_dst.scalar_type(), " and ",
+                   src.scalar_type());
   const Tensor dense = src.contiguous(), dense_diff = diff_dst.contiguous();
   const Tensor dense_weight = channel_vector("batch_norm_backward: weight", weight, channels);
   const Tensor dense_mean = channel_vector("batch_norm_backward: mean", mean, channels);
   const Tensor dense_invstd = channel_vector("batch_norm_backward: invstd", invstd, channels);
-  Tensor diff_src = empty_pooled(dense.sizes(), at::kFloat);
+  Tensor diff_src = empty_pooled(dense.sizes(), src.scalar_type());
   Tensor diff_weight = empty_pooled({channels}, at::kFloat), diff_bias = empty_pooled({channels}, at::kFloat);
   or_out_of_memory("batch_norm_backward", [&] {
     batch_norm_backward(shape, data_or_null(dense_weight), data_or_null(dense_mean), data_or_null(dense_invstd),
-                        training, dense_diff.const_data_ptr<float>(), dense.const_data_ptr<float>(),
-                        diff_src.mutable_data_ptr<float>(), diff_weight.mutable_data_ptr<float>(),
-                        diff_bias.mutable_data_ptr<float>());
+                        training, values(dense_diff), values(dense), results(diff_src),
+                        diff_weight.mutable_data_ptr<float>(), diff_bias.mutable_data_ptr<float>());
   });
   return {diff_src, diff_weight, diff_bias};
 }

@@ -62,8 +62,9 @@ Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor&
   TORCH_CHECK_VALUE(block >= 1 && block <= 1024, "convolution: blocks of 1 to 1024 channels, got ", block);
   TORCH_CHECK_VALUE(src.dim() >= ndims, "convolution: src has as many logical dims as the weight, ", ndims,
                     ", got shape ", src.sizes());
-  TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat,
-                   "convolution: float32 only, got src ", src.scalar_type(), " and weight ", weight.scalar_type());
+  check_precision("convolution", "src", src);
+  TORCH_CHECK_TYPE(weight.scalar_type() == src.scalar_type(), "convolution: src and weight have one dtype, got ",
+                   src.scalar_type(), " and ", weight.scalar_type());
   Conv c{};
   c.groups = groups, c.block = block;
   c.ic = transposed ? weight_size[0] : weight_size[1] * groups;
@@ -104,7 +105,15 @@ std::vector<int64_t> dst_shape(const Conv& c, int64_t ndims) {
   return shape;
 }
 
-Tensor empty_dst(const Conv& c, int64_t ndims) { return empty_pooled(dst_shape(c, ndims), at::kFloat); }
+Tensor empty_dst(const Conv& c, int64_t ndims, const Tensor& src) {
+  return empty_pooled(dst_shape(c, ndims), src.scalar_type());
+}
+
+// What is of the dtype of src, in float32; others as they are.
+std::optional<Tensor> in_float32(const std::optional<Tensor>& tensor, at::ScalarType dtype) {
+  const bool is_one = tensor.has_value() && tensor->defined() && tensor->scalar_type() == dtype;
+  return is_one ? std::optional<Tensor>(tensor->to(at::kFloat)) : tensor;
+}
 
 // What weights packed from this tensor may be kept under. Only where every write to it is counted: not where it is
 // plain or has plain views (blocks along one axis only), which may be written through `.data`; and not inference
@@ -112,8 +121,12 @@ Tensor empty_dst(const Conv& c, int64_t ndims) { return empty_pooled(dst_shape(c
 std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking) {
   if (weight_blocking.size() < 4 || weight.is_inference()) return std::nullopt;
   const c10::weak_intrusive_ptr<c10::TensorImpl> weak(weight.getIntrusivePtr());
-  return WeightKey{weight.unsafeGetTensorImpl(), weight._version(), weight.const_data_ptr(), int64_t(weight.nbytes()),
-                   [weak] { return !weak.expired(); }};
+  return WeightKey{weight.unsafeGetTensorImpl(),
+                   weight._version(),
+                   weight.const_data_ptr(),
+                   int64_t(weight.nbytes()),
+                   [weak] { return !weak.expired(); },
+                   weight.scalar_type() == at::kFloat};  // what autocast casts is gone after a few calls
 }
 
 // The post-ops of a convolution: the arguments of its operator, dense, for as long as it runs.
@@ -124,15 +137,15 @@ struct PostOpArguments {
   PostOpArguments(Conv& c, const Tensor& dst, const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
                   const std::optional<Tensor>& shift, const std::optional<Tensor>& residual,
                   c10::string_view activation, double alpha, bool residual_last)
-      : bias(channel_vector("convolution: bias", bias, c.oc)),
-        scale(channel_vector("convolution: scale", scale, c.oc)),
-        shift(channel_vector("convolution: shift", shift, c.oc)) {
+      : bias(channel_vector("convolution: bias", in_float32(bias, dst.scalar_type()), c.oc)),
+        scale(channel_vector("convolution: scale", in_float32(scale, dst.scalar_type()), c.oc)),
+        shift(channel_vector("convolution: shift", in_float32(shift, dst.scalar_type()), c.oc)) {
     if (residual.has_value() && residual->defined()) {
       TORCH_CHECK_VALUE(residual->sizes() == dst.sizes(), "convolution: the residual has dst's physical shape ",
                         dst.sizes(), ", got ", residual->sizes());
-      TORCH_CHECK_TYPE(residual->scalar_type() == at::kFloat, "convolution: float32 only, got residual ",
-                       residual->scalar_type());
-      this->residual = residual->contiguous();
+      TORCH_CHECK_TYPE(residual->scalar_type() == dst.scalar_type(), "convolution: the residual has dst's dtype, ",
+                       dst.scalar_type(), ", got ", residual->scalar_type());
+      this->residual = residual->contiguous().to(at::kFloat);
     }
     const Activation* const found = find_activation({activation.data(), activation.size()});
     TORCH_CHECK_VALUE(found, "convolution: activation is one of ", c10::Join(", ", activation_names()), ", got '",
@@ -148,10 +161,12 @@ struct PostOpArguments {
 };
 
 // Makes channel blocks of `dst`, from the first_block-th on, the problem's dst.
-void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims) {
+void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims, const Tensor& src) {
   std::vector<int64_t> shape = dst_shape(c, ndims);
   const int64_t blocks = shape[1];
-  TORCH_CHECK_TYPE(dst.scalar_type() == at::kFloat, "convolution: float32 only, got dst ", dst.scalar_type());
+  TORCH_CHECK_TYPE(dst.scalar_type() == at::kFloat && src.scalar_type() == at::kFloat,
+                   "convolution: into a part of dst float32 only, got src ", src.scalar_type(), " and dst ",
+                   dst.scalar_type());
   shape[1] = dst.dim() > 1 ? dst.size(1) : 0;
   TORCH_CHECK_VALUE(
       dst.sizes() == IntArrayRef(shape) && dst.is_contiguous() && first_block >= 0 && first_block <= shape[1] - blocks,
@@ -161,9 +176,54 @@ void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims) {
   if (dst.numel() > 0) c.dst = dst.mutable_data_ptr<float>() + first_block * c.dst_block();
 }
 
-void set_operands(Conv& c, const Tensor& src, const Tensor& weight) {
-  c.src = src.const_data_ptr<float>();
-  c.wei = weight.const_data_ptr<float>();
+// The weights in float32; those of half precision are widened, once where there is a key to keep them under.
+class FloatWeights {
+ public:
+  FloatWeights(const Tensor& weight, const WeightKey* key, int64_t nthreads) : weight_(weight) {
+    if (weight.scalar_type() == at::kFloat) return;
+    const int64_t count = weight.numel();
+    const auto widen = [&](float* to) { values(weight).widen(0, count, to, nthreads); };
+    PackedWeights& all = PackedWeights::instance();
+    if (key && all.uses(*key, false) > 1) kept_ = all.get(*key, "float32", count, double(count) * seconds, widen);
+    if (kept_) return;
+    weight_ = empty_pooled(weight.sizes(), at::kFloat);
+    widen(weight_.mutable_data_ptr<float>());
+  }
+  const float* data() const { return kept_ ? kept_->data() : weight_.const_data_ptr<float>(); }
+
+ private:
+  static constexpr double seconds = 3e-10;  // to widen one, about
+  Tensor weight_;
+  PackedWeights::Packed kept_;
+};
+
+// Tensors of half precision as they are converted: src in one piece image by image, weights in one piece.
+Tensor readable_src(const Tensor& src) { return src.scalar_type() == at::kFloat ? src : src.contiguous(); }
+Tensor readable_weight(const Tensor& weight) {
+  return weight.scalar_type() == at::kFloat || weight.is_non_overlapping_and_dense() ? weight : weight.contiguous();
+}
+
+void set_operands(Conv& c, const Tensor& src, const FloatWeights& weights, const Tensor& dst) {
+  c.wei = weights.data();
+  if (src.scalar_type() == at::kFloat) {
+    c.src = src.const_data_ptr<float>();
+    if (!c.dst) c.dst = dst.mutable_data_ptr<float>();
+  } else {
+    c.half_src = values(src), c.half_dst = results(dst);
+  }
+}
+
+// Runs a convolution or a transposed one, but for its operands described by `c`. (Of a transposed one the weights in
+// float32 are not kept: what is kept for it goes by another key, see transposed.cpp.)
+void run(const char* name, void (*convolve_it)(const Conv&, const WeightKey*), Conv& c, const Tensor& src,
+         const Tensor& weight, IntArrayRef weight_blocking, const Tensor& dst) {
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  const WeightKey* const its_key = key ? &*key : nullptr;
+  or_out_of_memory(name, [&] {
+    const FloatWeights weights(weight, convolve_it == convolve ? its_key : nullptr, c.nthreads);
+    set_operands(c, src, weights, dst);
+    convolve_it(c, its_key);
+  });
 }
 
 // The convolution of src times `src_scale`, a number of each image and channel, (n, ceil(ic / block), 1, ..., block):
@@ -183,12 +243,14 @@ void convolve_scaled(Conv c, const Tensor& weight, const Tensor& src_scale) {
 void check_src_scale(const Conv& c, const Tensor& src, IntArrayRef weight_blocking, const Tensor& weight,
                      const Tensor& src_scale) {
   const int64_t block = c.src_md.single_block(1);
-  const bool fits = block > 0 && c.groups == 1 && weight_blocking.size() == 4 && weight_blocking[0] == 1 &&
-                    weight_blocking[1] == block && weight_blocking[2] == 0 && weight.is_contiguous();
+  const bool fits = block > 0 && src.scalar_type() == at::kFloat && c.groups == 1 && weight_blocking.size() == 4 &&
+                    weight_blocking[0] == 1 && weight_blocking[1] == block && weight_blocking[2] == 0 &&
+                    weight.is_contiguous();
   TORCH_CHECK_VALUE(fits,
-                    "convolution: with a src_scale there are no groups, src has channels in blocks, and so has a "
-                    "dense weight, then output channels; got src ",
-                    src.sizes(), " and a weight blocked by ", weight_blocking, " for ", c.groups, " groups");
+                    "convolution: with a src_scale there are no groups, src is float32 and has channels in blocks, and "
+                    "so has a dense weight, then output channels; got src ",
+                    src.scalar_type(), " ", src.sizes(), " and a weight blocked by ", weight_blocking, " for ",
+                    c.groups, " groups");
   std::vector<int64_t> expected(src.dim(), 1);
   expected[0] = src.size(0), expected[1] = src.size(1), expected.back() = block;
   TORCH_CHECK_VALUE(src_scale.sizes() == IntArrayRef(expected) && src_scale.scalar_type() == at::kFloat,
@@ -198,7 +260,7 @@ void check_src_scale(const Conv& c, const Tensor& src, IntArrayRef weight_blocki
 
 }  // namespace
 
-Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef maybe_src_blocking, const Tensor& weight,
+Tensor convolution_cpu(const Tensor& given_src, at::OptionalIntArrayRef maybe_src_blocking, const Tensor& given_weight,
                        IntArrayRef weight_size, at::OptionalIntArrayRef maybe_weight_blocking,
                        const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                        int64_t groups, int64_t block, const std::optional<Tensor>& scale,
@@ -206,21 +268,19 @@ Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef maybe_src_bloc
                        c10::string_view activation, double alpha, bool residual_last,
                        const std::optional<Tensor>& src_scale) {
   const IntArrayRef src_blocking = known(maybe_src_blocking), weight_blocking = known(maybe_weight_blocking);
+  const Tensor src = readable_src(given_src), weight = readable_weight(given_weight);
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
   const bool scaled = src_scale.has_value() && src_scale->defined();
   if (scaled) check_src_scale(c, src, weight_blocking, weight, *src_scale);
-  Tensor dst = empty_dst(c, weight_size.size());
+  Tensor dst = empty_dst(c, weight_size.size(), src);
   const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
   if (dst.numel() == 0) return dst;
-  set_operands(c, src, weight);
-  c.dst = dst.mutable_data_ptr<float>();
-  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
-  or_out_of_memory("convolution", [&] {
-    if (scaled)
-      convolve_scaled(c, weight, *src_scale);
-    else
-      convolve(c, key ? &*key : nullptr);
-  });
+  if (scaled) {
+    c.src = src.const_data_ptr<float>(), c.dst = dst.mutable_data_ptr<float>();
+    or_out_of_memory("convolution", [&] { convolve_scaled(c, weight, *src_scale); });
+  } else {
+    run("convolution", convolve, c, src, weight, weight_blocking, dst);
+  }
   return dst;
 }
 
@@ -232,12 +292,10 @@ void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& s
                          c10::string_view activation, double alpha) {
   const IntArrayRef src_blocking = known(maybe_src_blocking), weight_blocking = known(maybe_weight_blocking);
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
-  set_dst(c, dst, first_block, weight_size.size());
+  set_dst(c, dst, first_block, weight_size.size(), src);
   const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);
   if (dst.numel() == 0) return;
-  set_operands(c, src, weight);
-  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
-  or_out_of_memory("convolution", [&] { convolve(c, key ? &*key : nullptr); });
+  run("convolution", convolve, c, src, weight, weight_blocking, dst);
 }
 
 static int64_t transposed_dst_size(int64_t src, int64_t pad, int64_t kernel, int64_t dilation, int64_t stride,
@@ -275,22 +333,20 @@ static Conv transposed_problem(const Tensor& src, IntArrayRef src_blocking, cons
   return c;
 }
 
-Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
+Tensor convolution_transpose_cpu(const Tensor& given_src, IntArrayRef src_blocking, const Tensor& given_weight,
                                  IntArrayRef weight_size, IntArrayRef weight_blocking,
                                  const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,
                                  IntArrayRef output_padding, IntArrayRef dilation, int64_t groups, int64_t block,
                                  const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
                                  const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
                                  bool residual_last) {
+  const Tensor src = readable_src(given_src), weight = readable_weight(given_weight);
   Conv c = transposed_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, output_padding,
                               dilation, groups, block);
-  Tensor dst = empty_dst(c, weight_size.size());
+  Tensor dst = empty_dst(c, weight_size.size(), src);
   const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
   if (dst.numel() == 0) return dst;
-  set_operands(c, src, weight);
-  c.dst = dst.mutable_data_ptr<float>();
-  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
-  or_out_of_memory("convolution_transpose", [&] { convolve_transposed(c, key ? &*key : nullptr); });
+  run("convolution_transpose", convolve_transposed, c, src, weight, weight_blocking, dst);
   return dst;
 }
 
@@ -302,26 +358,27 @@ void convolution_transpose_out_cpu(const Tensor& dst, int64_t first_block, const
                                    c10::string_view activation, double alpha) {
   Conv c = transposed_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, output_padding,
                               dilation, groups, block);
-  set_dst(c, dst, first_block, weight_size.size());
+  set_dst(c, dst, first_block, weight_size.size(), src);
   const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);
   if (dst.numel() == 0) return;
-  set_operands(c, src, weight);
-  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
-  or_out_of_memory("convolution_transpose", [&] { convolve_transposed(c, key ? &*key : nullptr); });
+  run("convolution_transpose", convolve_transposed, c, src, weight, weight_blocking, dst);
 }
 
-Tensor convolution_weight_gradient_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& diff_dst,
+Tensor convolution_weight_gradient_cpu(const Tensor& given_src, IntArrayRef src_blocking, const Tensor& diff_dst,
                                        IntArrayRef weight_size, IntArrayRef weight_order, IntArrayRef weight_blocking,
                                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
-  TORCH_CHECK_TYPE(diff_dst.scalar_type() == at::kFloat && src.scalar_type() == at::kFloat,
-                   "convolution_weight_gradient: float32 only, got src ", src.scalar_type(), " and diff_dst ",
+  const Tensor src = readable_src(given_src);
+  TORCH_CHECK_TYPE(diff_dst.scalar_type() == src.scalar_type(),
+                   "convolution_weight_gradient: src and diff_dst have one dtype, got ", src.scalar_type(), " and ",
                    diff_dst.scalar_type());
   TORCH_CHECK_VALUE(diff_dst.dim() == int64_t(weight_size.size()) + 1,
                     "convolution_weight_gradient: diff_dst is blocked, of the weight's dims and a block, got shape ",
                     diff_dst.sizes());
   const int64_t block = diff_dst.size(-1);
-  const Tensor diff_weight =
-      empty_physical("convolution_weight_gradient", weight_size, weight_order, weight_blocking, at::kFloat);
+  const auto empty = [&](at::ScalarType dtype) {
+    return empty_physical("convolution_weight_gradient", weight_size, weight_order, weight_blocking, dtype);
+  };
+  const Tensor diff_weight = empty(src.scalar_type());
   Conv c =
       problem(src, src_blocking, diff_weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
   TORCH_CHECK_VALUE(
@@ -333,11 +390,15 @@ Tensor convolution_weight_gradient_cpu(const Tensor& src, IntArrayRef src_blocki
                     IntArrayRef(expected), ", got ", diff_dst.sizes());
   if (c.n == 0) return diff_weight.zero_();
   const Tensor dense = diff_dst.contiguous();
-  c.src = src.const_data_ptr<float>();
-  or_out_of_memory("convolution_weight_gradient", [&] {
-    convolve_weight_gradient(c, dense.const_data_ptr<float>(), diff_weight.mutable_data_ptr<float>());
-  });
-  return diff_weight;
+  const bool half = src.scalar_type() != at::kFloat;
+  const Tensor sums = half ? empty(at::kFloat) : diff_weight;
+  if (half)
+    c.half_src = values(src);
+  else
+    c.src = src.const_data_ptr<float>();
+  or_out_of_memory("convolution_weight_gradient",
+                   [&] { convolve_weight_gradient(c, values(dense), sums.mutable_data_ptr<float>()); });
+  return half ? diff_weight.copy_(sums) : diff_weight;
 }
 
 std::tuple<std::string, std::string> convolution_algorithm(const Tensor& src, IntArrayRef src_blocking,

@@ -177,6 +177,26 @@ Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, Int
   return std::is_sorted(back.begin(), back.end()) ? dense : dense.permute(back);
 }
 
+static std::optional<Precision> precision_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return Precision::Single;
+    case at::kBFloat16:
+      return Precision::BFloat16;
+    case at::kHalf:
+      return Precision::Float16;
+    default:
+      return std::nullopt;
+  }
+}
+
+void check_precision(const char* name, const char* word, const Tensor& tensor) {
+  TORCH_CHECK_TYPE(precision_of(tensor), name, ": float32, bfloat16 or float16, got ", word, " ", tensor.scalar_type());
+}
+
+Values values(const Tensor& tensor) { return {tensor.const_data_ptr(), *precision_of(tensor)}; }
+Results results(const Tensor& tensor) { return {tensor.mutable_data_ptr(), *precision_of(tensor)}; }
+
 Tensor channel_vector(const char* name, const std::optional<Tensor>& tensor, int64_t channels) {
   if (!tensor.has_value() || !tensor->defined()) return {};
   TORCH_CHECK_VALUE(tensor->dim() == 1 && tensor->size(0) == channels, name, " has one value a channel, [", channels,

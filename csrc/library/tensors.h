@@ -7,6 +7,7 @@
 #include <new>
 #include <optional>
 
+#include "../half.h"
 #include "../memory_desc.h"
 #include "../pool.h"
 
@@ -43,6 +44,12 @@ MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, 
 // A dense physical tensor whose outer dims lie in memory in the order `order`.
 Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
                       at::ScalarType dtype);
+
+// TypeError unless `tensor`, called `word`, is float32, bfloat16 or float16.
+void check_precision(const char* name, const char* word, const Tensor& tensor);
+// The bytes of a tensor of such a dtype.
+Values values(const Tensor& tensor);
+Results results(const Tensor& tensor);
 
 // A vector of one value a channel, dense; an undefined tensor where it is absent.
 Tensor channel_vector(const char* name, const std::optional<Tensor>& tensor, int64_t channels);

@@ -1,7 +1,8 @@
 """`bench train`: a training step on a blocked model against the same model in NCHW and channels_last.
 
 A step is forward and cross-entropy, backward, and SGD with momentum, in float32 on random images; all models start
-from the same weights. The blocked model gets plain images, as a data loader gives them.
+from the same weights. The blocked model gets plain images, as a data loader gives them. With `--autocast` forward is
+under `torch.amp.autocast("cpu", torch.bfloat16)`, and the blocked model in float32 is one more peer.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ COLUMNS = (
     *(Column(f"{phase}_ms", phase, 9, ".1f") for phase in PHASES),
     Column("vs_nchw", "/nchw", 8, ".2f"),
     Column("vs_channels_last", "/ch_last", 8, ".2f"),
+    Column("vs_float32", "/float32", 8, ".2f"),
 )
 
 Times = tuple[float, ...]  # seconds of each of PHASES
 
 
 class Case(NamedTuple):
-    """A model, made by `make`, and a batch of n square images of `image` pixels a side."""
+    """A model, made by `make`, and a batch of n square images of `image` pixels a side; `autocast`: in bfloat16."""
 
     name: str
     make: Callable[[], nn.Module]
     n: int
     image: int
+    autocast: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,12 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", nargs="+", default=["resnet18"], metavar="NAME", help=help_of_model)
     parser.add_argument("--batch", type=positive, default=16, metavar="N", help="batch size (default 16)")
     parser.add_argument("--image", type=positive, default=224, metavar="PIXELS", help="height and width (default 224)")
+    parser.add_argument("--autocast", action="store_true", help="in bfloat16, against blocked float32 too")
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Measures each model; a ratio is the peer's median step over ours: above 1, blocked is faster."""
-    cases = [Case(name, factory(name), args.batch, args.image) for name in args.model]
+    cases = [Case(name, factory(name), args.batch, args.image, args.autocast) for name in args.model]
     run_cases(cases, measure, COLUMNS, args)
 
 
@@ -83,14 +87,17 @@ def contestants(case: Case) -> dict[str, Callable[[], Times]]:
         torch.manual_seed(0)
         model = _made(case)
         images, target = torch.randn(case.n, 3, case.image, case.image), _target(model, case)
-    nhwc = torch.channels_last
-    return {
-        "blocked": training_step(copy.deepcopy(model).to(tb.blocked), images, target),
-        "nchw": training_step(copy.deepcopy(model), images, target),
+    nhwc, how = torch.channels_last, case.autocast
+    steps = {
+        "blocked": training_step(copy.deepcopy(model).to(tb.blocked), images, target, how),
+        "nchw": training_step(copy.deepcopy(model), images, target, how),
         "channels_last": training_step(
-            copy.deepcopy(model).to(memory_format=nhwc), images.contiguous(memory_format=nhwc), target
+            copy.deepcopy(model).to(memory_format=nhwc), images.contiguous(memory_format=nhwc), target, how
         ),
     }
+    if case.autocast:
+        steps["float32"] = training_step(copy.deepcopy(model).to(tb.blocked), images, target)
+    return steps
 
 
 def _made(case: Case) -> nn.Module:
@@ -111,15 +118,16 @@ def _target(model: nn.Module, case: Case) -> Tensor:
         raise UsageError(f"{case.name} does not make logits of {sizes} images: {first_line(error)}") from error
 
 
-def training_step(model: nn.Module, images: Tensor, target: Tensor) -> Callable[[], Times]:
-    """Trains `model`; a call is one step and gives the seconds of `PHASES`."""
+def training_step(model: nn.Module, images: Tensor, target: Tensor, autocast: bool = False) -> Callable[[], Times]:
+    """Trains `model`, under `autocast` in bfloat16; a call is one step and gives the seconds of `PHASES`."""
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-4)
 
     def step() -> Times:
         optimizer.zero_grad()
         start = perf_counter()
-        loss = F.cross_entropy(model(images), target)
+        with torch.amp.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = F.cross_entropy(model(images), target)
         forward = perf_counter()
         loss.backward()
         backward = perf_counter()

@@ -37,7 +37,7 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Tensor:
-    """1-D to 3-D, float32: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
+    """1-D to 3-D, of `KERNEL_DTYPES`: a blocked answer. Everything else, and what PyTorch refuses, goes to PyTorch."""
     if torch._C._get_tracing_state() is not None:
         reorder.refuse_jit()
     window = _window(x.dim() - 2, stride, padding, dilation)
@@ -64,7 +64,7 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window,
 def _convolution_transpose(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int], groups: int
 ) -> BlockedTensor:
-    """1-D to 3-D, float32; the weight is (ic, oc / groups, kd, kh, kw), packed by the operator on every call."""
+    """1-D to 3-D; the weight is (ic, oc / groups, kd, kh, kw), packed by the operator on every call."""
     stride, padding, dilation = window
     block = _kernel_block(x, weight)
     wei, wei_blocking = _physical(weight)
@@ -131,13 +131,13 @@ def _has_transposed_kernel(
 def _are_for_kernels(x: Tensor, weight: Tensor, bias: Tensor | None, src: torch.Size, wei: torch.Size) -> bool:
     return (
         3 <= len(src) == len(wei) <= 5
-        and x.dtype is torch.float32
-        and weight.dtype is torch.float32
+        and x.dtype in library.KERNEL_DTYPES
+        and weight.dtype is x.dtype
         and x.is_cpu
         and x.layout is torch.strided
         and 0 not in wei
         and 0 not in src[1:]
-        and (bias is None or bias.dtype is torch.float32)
+        and (bias is None or bias.dtype is x.dtype)
     )
 
 
@@ -197,8 +197,8 @@ def algorithm(
 
     ``name`` is "first" (src plain), "direct", "winograd_f2", "winograd_f4", "depthwise" (groups too), "reference", or
     "fallback" where PyTorch computes it on plain tensors or refuses it; ``reason`` says what decided, with the
-    estimated times where there was a choice. x is (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32; one or
-    three spatial dims too.
+    estimated times where there was a choice. x is (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32,
+    bfloat16 or float16; one or three spatial dims too.
 
     Raises: TypeError for what is no tensor, RuntimeError where the kernel is greater than the padded src.
     """
@@ -207,7 +207,9 @@ def algorithm(
     spatial = x.dim() - 2
     window = tuple([v] * spatial if isinstance(v, int) else list(v) for v in (stride, padding, dilation))
     if not _has_kernel(x, weight, None, window, groups):
-        return Algorithm("fallback", "the operator takes 1-D to 3-D float32 convolutions whose sizes match")
+        return Algorithm(
+            "fallback", "the operator takes 1-D to 3-D convolutions of floats, at most 32 bits, whose sizes match"
+        )
     block, src, src_blocking = _source(x, weight, groups)
     wei, wei_blocking = _physical(weight)
     return Algorithm(*library.ops.convolution_algorithm(
@@ -238,7 +240,7 @@ def convolution_backward(
         if transposed
         else _has_kernel(x, weight, None, window, groups)
     )
-    if not has_kernel or grad.dtype is not torch.float32 or grad.dim() != x.dim():
+    if not has_kernel or grad.dtype is not x.dtype or grad.dim() != x.dim():
         announce(func, (grad, x, weight))
         arguments = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
         grads = run_plain(func, (grad, x, weight, *arguments), {})
@@ -255,7 +257,9 @@ def convolution_backward(
         diff_weight = _weight_gradient(src, dst, weight, window, groups)
     if output_mask[2]:
         dims = [0, *range(2, grad.dim())]
-        diff_bias = diff_dst._physical.sum(dims).flatten()[: grad.size(1)].clone()
+        diff_bias = (
+            diff_dst._physical.sum(dims, dtype=torch.float32).flatten()[: grad.size(1)].to(grad.dtype, copy=True)
+        )
     return diff_src, diff_weight, diff_bias
 
 

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import equivalents, library
 from torch_blocked.dispatch.fallback import fallback
+from torch_blocked.dispatch.half import in_float32
 from torch_blocked.dispatch.physical import clear_padding, operand
 from torch_blocked.dispatch.registry import register
 from torch_blocked.reorder import to_blocking, to_plain
@@ -22,12 +23,25 @@ aten = torch.ops.aten
 
 
 def _has_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
-    if not isinstance(x, BlockedTensor) or x.dtype is not torch.float32 or not x.numel():
+    """Whether x is blocked by channels and the vectors are float32, or all in half precision as x is."""
+    if not isinstance(x, BlockedTensor) or x.dtype not in library.KERNEL_DTYPES or not x.numel():
         return False
+    dtype = _dtype_of(x, *vectors)
     for vector in vectors:
-        if vector is not None and vector.dtype is not torch.float32:
+        if vector is not None and vector.dtype is not dtype:
             return False
     return len(x._blocking) == 1 and x._blocking[0][0] == 1
+
+
+def _dtype_of(x: Tensor, *vectors: Tensor | None) -> torch.dtype:
+    """That of the vectors, and of those that come out: of the first one, of x where there is none."""
+    given = [v.dtype for v in vectors if v is not None]
+    return torch.float32 if torch.float32 in given else x.dtype
+
+
+def _values(vector: Tensor | None) -> Tensor | None:
+    """A vector as the operators take it: plain, float32."""
+    return None if vector is None else to_plain(vector).float()
 
 
 def _normalize(
@@ -35,7 +49,7 @@ def _normalize(
 ) -> BlockedTensor:
     physical = x._physical
     op = library.batch_norm_op if physical.is_cpu else equivalents.batch_norm_aten
-    y = op(physical, to_plain(weight), to_plain(bias), to_plain(mean), to_plain(var), eps)
+    y = op(physical, _values(weight), _values(bias), _values(mean), _values(var), eps)
     return BlockedTensor(y, x._blocking, x.shape)
 
 
@@ -53,7 +67,8 @@ def batch_norm_eval(
     """By the running statistics."""
     if not _has_kernel(x, weight, bias, mean, var):
         return fallback(func, x, weight, bias, mean, var, momentum, eps)
-    return _normalize(x, weight, bias, mean, var, eps), torch.empty(0), torch.empty(0)
+    nothing = torch.empty(0, dtype=_dtype_of(x, weight, bias, mean, var))
+    return _normalize(x, weight, bias, mean, var, eps), nothing, nothing.clone()
 
 
 @register(aten.batch_norm.default)
@@ -90,14 +105,27 @@ def batch_norm(
     """By the batch's statistics, which move the running ones, or (eval) by the running ones."""
     if not _has_kernel(x, weight, bias, running_mean, running_var):
         return fallback(func, x, weight, bias, running_mean, running_var, training, momentum, eps)
+    dtype = _dtype_of(x, weight, bias, running_mean, running_var)
     if not training:
-        return _normalize(x, weight, bias, running_mean, running_var, eps), torch.empty(0), torch.empty(0)
+        nothing = torch.empty(0, dtype=dtype)
+        return _normalize(x, weight, bias, running_mean, running_var, eps), nothing, nothing.clone()
     mean, var = _statistics(x)
     if running_mean is not None:
         count = x.numel() // x.size(1)
-        running_mean.lerp_(mean, momentum)
-        running_var.lerp_(var.mul(count).div(count - 1), momentum)  # of one value NaN, as PyTorch's
-    return _normalize(x, weight, bias, mean, var, eps), mean, torch.rsqrt(var + eps)
+        _move(running_mean, mean, momentum)
+        _move(running_var, var.mul(count).div(count - 1), momentum)  # of one value NaN, as PyTorch's
+    saved = mean.to(dtype), torch.rsqrt(var + eps).to(dtype)
+    if dtype is not torch.float32:  # PyTorch normalizes by what it rounded
+        mean, var, eps = saved[0], saved[1].float() ** -2, 0.0
+    return _normalize(x, weight, bias, mean, var, eps), *saved
+
+
+def _move(running: Tensor, value: Tensor, momentum: float) -> None:
+    """A running statistic towards that of a batch, float32."""
+    if running.dtype is torch.float32:
+        running.lerp_(value, momentum)
+    else:
+        running.copy_(running.float().lerp_(value, momentum))
 
 
 @register(aten._native_batch_norm_legit.no_stats)
@@ -118,7 +146,7 @@ def batch_norm_without_running(
 
 
 def _statistics(x: BlockedTensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel."""
+    """Mean and biased variance of each channel, float32."""
     op = library.batch_norm_statistics_op if x.is_cpu else equivalents.batch_norm_statistics_aten
     return op(x._physical, x.size(1))
 
@@ -138,14 +166,16 @@ def batch_norm_backward(
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """By the statistics of the batch, or (eval) by the running ones."""
-    if not training and running_mean is not None and running_var is not None:
-        mean, invstd = running_mean, torch.rsqrt(running_var + eps)
-    if mean is None or not _has_kernel(x, weight, mean, invstd) or grad.dtype is not torch.float32:
+    by_running = not training and running_mean is not None and running_var is not None
+    if by_running:
+        mean, invstd = running_mean, running_var
+    if mean is None or not _has_kernel(x, weight, mean, invstd) or grad.dtype is not x.dtype:
         return fallback(func, grad, x, weight, running_mean, running_var, mean, invstd, training, eps, output_mask)
     op = library.batch_norm_backward_op if x.is_cpu else equivalents.batch_norm_backward_aten
     diff_dst = to_blocking(grad, x._blocking)
-    diff_src, *others = op(diff_dst, x._physical, *map(to_plain, (weight, mean, invstd)), training)
-    grads = BlockedTensor(diff_src, x._blocking, x.shape), *others
+    invstd = torch.rsqrt(_values(running_var) + eps) if by_running else _values(invstd)
+    diff_src, *others = op(diff_dst, x._physical, _values(weight), _values(mean), invstd, training)
+    grads = BlockedTensor(diff_src, x._blocking, x.shape), *(v.to(_dtype_of(x, weight, mean)) for v in others)
     return tuple(g if wanted else None for g, wanted in zip(grads, output_mask, strict=True))
 
 
@@ -211,12 +241,15 @@ def _group_gradients(
 
 def _has_group_kernel(x: Tensor, groups: int, *vectors: Tensor | None) -> bool:
     """Whether `x` has a kernel and its channels make groups; each vector has a value a channel."""
-    if not _has_kernel(x, *vectors) or not x.is_cpu or groups < 1 or x.size(1) % groups:
+    if not _has_kernel(x, *vectors) or x.dtype is not torch.float32 or not x.is_cpu:
+        return False
+    if groups < 1 or x.size(1) % groups:
         return False
     return all(v is None or v.shape == x.shape[1:2] for v in vectors)
 
 
 @register(aten.native_group_norm.default)
+@in_float32(mixed=True)
 def group_norm(
     func: OpOverload,
     x: Tensor,
@@ -236,6 +269,7 @@ def group_norm(
 
 
 @register(aten.native_group_norm_backward.default)
+@in_float32(mixed=True)
 def group_norm_backward(
     func: OpOverload,
     grad: Tensor,
@@ -265,6 +299,7 @@ def _has_gradient(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, size: tup
 
 
 @register(aten.instance_norm.default)
+@in_float32(mixed=True)
 def instance_norm_whole(
     func: OpOverload,
     x: Tensor,
@@ -290,7 +325,7 @@ def instance_norm_whole(
 
 def _has_layer_kernel(x: Tensor, size: list[int], *affine: Tensor | None) -> bool:
     """Whether `x` has a kernel, `size` is that of its last axes, and so is that of weight and bias."""
-    if not _has_kernel(x, *affine) or not x.is_cpu or not 0 < len(size) < x.dim():
+    if not _has_kernel(x, *affine) or x.dtype is not torch.float32 or not x.is_cpu or not 0 < len(size) < x.dim():
         return False
     return tuple(x.shape[-len(size) :]) == tuple(size) and all(v is None or v.shape == tuple(size) for v in affine)
 
@@ -302,6 +337,7 @@ def _rows_of(x: BlockedTensor, statistics: Tensor, axis: int) -> Tensor:
 
 
 @register(aten.native_layer_norm.default)
+@in_float32(mixed=True)
 def layer_norm(
     func: OpOverload, x: Tensor, size: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -330,6 +366,7 @@ def layer_norm(
 
 
 @register(aten.native_layer_norm_backward.default)
+@in_float32(mixed=True)
 def layer_norm_backward(
     func: OpOverload,
     grad: Tensor,

@@ -16,7 +16,8 @@ from torch._ops import OpOverload
 
 from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
-from torch_blocked.dispatch.physical import accurate, clear_padding
+from torch_blocked.dispatch.half import in_float32
+from torch_blocked.dispatch.physical import clear_padding
 from torch_blocked.dispatch.registry import look_up, register
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor
@@ -55,10 +56,16 @@ def is_blocked_image(func: OpOverload, x: Tensor) -> bool:
     return len(x._blocking) == 1 and x._blocking.axes == (1,)
 
 
+@register(aten.avg_pool3d.default, aten._adaptive_avg_pool3d.default)
+def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
+    """An operator that treats each channel alike and makes zero of zeros."""
+    if not is_blocked_image(func, x):
+        return fallback(func, x, *args, **kwargs)
+    return blocked_of(func(images_of(x._physical), *args, **kwargs), x)
+
+
 @register(
     aten.upsample_bicubic2d.default,
-    aten.avg_pool3d.default,
-    aten._adaptive_avg_pool3d.default,
     aten.upsample_linear1d.default,
     aten.upsample_trilinear3d.default,
     aten.upsample_nearest1d.default,
@@ -66,12 +73,10 @@ def is_blocked_image(func: OpOverload, x: Tensor) -> bool:
     aten._upsample_nearest_exact1d.default,
     aten._upsample_nearest_exact3d.default,
 )
-def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
-    """An operator that treats each channel alike and makes zero of zeros."""
-    # Channels-last images of half precision are interpolated in another precision.
-    if not is_blocked_image(func, x) or (accurate(x.dtype) != x.dtype and "upsample" in func._opname):
-        return fallback(func, x, *args, **kwargs)
-    return blocked_of(func(images_of(x._physical), *args, **kwargs), x)
+@in_float32()  # PyTorch interpolates channels-last images of half precision in another precision
+def upsample_per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
+    """As `per_channel`."""
+    return per_channel(func, x, *args, **kwargs)
 
 
 @register(aten.max_pool3d_with_indices.default, aten.adaptive_max_pool3d.default)
@@ -239,6 +244,7 @@ _NEAREST = {aten.upsample_nearest2d.default: "nearest", aten._upsample_nearest_e
 
 
 @register(*_NEAREST)
+@in_float32()
 def upsample_nearest(
     func: OpOverload,
     x: Tensor,
@@ -255,6 +261,7 @@ def upsample_nearest(
 
 
 @register(aten.upsample_bilinear2d.default)
+@in_float32()
 def upsample_bilinear(
     func: OpOverload,
     x: Tensor,

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
+from torch_blocked.dispatch.half import in_float32
 from torch_blocked.dispatch.pooling import Window, blocked_of, has_kernel, images_of, is_blocked_image, like
 from torch_blocked.dispatch.registry import register
 from torch_blocked.reorder import to_blocking
@@ -128,6 +129,7 @@ def adaptive_avg_pool_backward(func: OpOverload, grad: Tensor, x: Tensor) -> Ten
     aten._upsample_nearest_exact1d_backward.default,
     aten._upsample_nearest_exact3d_backward.default,
 )
+@in_float32()
 def upsample_gradient_of_images(
     func: OpOverload, grad: BlockedTensor, output_size: list[int], input_size: list[int], *how: object
 ) -> Tensor:
@@ -146,6 +148,7 @@ _MODES = {
 
 
 @register(*_MODES)
+@in_float32()
 def upsample_backward(
     func: OpOverload, grad: BlockedTensor, output_size: list[int], input_size: list[int], *how: object
 ) -> Tensor:

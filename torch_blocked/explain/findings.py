@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from torch_blocked import library
 from torch_blocked.explain.record import Call, Operand, Reorder
 
 WORTH = 0.01  # the share of the time from which on a finding is said
@@ -128,7 +129,8 @@ def plain_convolutions(calls: list[Call]) -> Iterator[Finding]:
     for call in calls:
         if call.is_convolution and not call.is_blocked:
             dtype = call.inputs[0].dtype
-            remedy = "model.to(tb.blocked)" if dtype == "float32" else "float32 convolutions can be blocked"
+            can = dtype in {str(d)[6:] for d in library.KERNEL_DTYPES}
+            remedy = "model.to(tb.blocked)" if can else "convolutions of float32 and half precision can be blocked"
             why = f"its input and its weight are plain {dtype}"
             yield Finding("plain convolution", call.algorithm, [call.module], call.seconds, why, remedy)
 
