@@ -17,6 +17,8 @@ struct MemoryDesc {
   int64_t inner_blks[max_ndims] = {};
   int inner_idxs[max_ndims] = {};
 
+  bool operator==(const MemoryDesc&) const = default;
+
   int64_t block(int d) const {
     int64_t size = 1;
     for (int i = 0; i < inner_nblks; i++)

@@ -90,14 +90,41 @@ constexpr Implementation implementations[] = {
     {"reference", plan_reference, run_reference},
 };
 
-// The first implementation that can be used, and its plan.
-const Implementation& choose(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size, Plan& plan) {
+// A reorder that was planned before.
+struct Planned {
+  MemoryDesc src_md, dst_md;
+  int64_t element_size = 0;  // the plan's own may be wider
+  const Implementation* implementation = nullptr;
+  Plan plan{};
+};
+
+void choose(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size, Planned& planned) {
   const Plan described = describe(src_md, dst_md, element_size);
   for (const Implementation& implementation : implementations) {
-    plan = described;
-    if (implementation.plan(plan)) return implementation;
+    Plan plan = described;
+    if (!implementation.plan(plan)) continue;
+    planned = {src_md, dst_md, element_size, &implementation, std::move(plan)};
+    return;
   }
   throw std::logic_error("reorder: the reference takes every pair");
+}
+
+uint64_t hash(const MemoryDesc& md, uint64_t hash) {
+  const auto add = [&](int64_t value) { hash = (hash ^ uint64_t(value)) * 0x9e3779b97f4a7c15; };
+  for (int d = 0; d < md.ndims; d++) add(md.dims[d]), add(md.strides[d]);
+  for (int i = 0; i < md.inner_nblks; i++) add(md.inner_blks[i] * max_ndims + md.inner_idxs[i]);
+  return hash;
+}
+
+// A model makes the same few reorders again and again, and of small tensors the plan takes as long as the moves. Each
+// thread keeps its own; a plan is forgotten where another has the same place.
+const Planned& plan_once(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
+  static thread_local Planned cache[64];
+  Planned& planned = cache[hash(dst_md, hash(src_md, element_size)) >> 58];
+  if (planned.implementation == nullptr || planned.element_size != element_size || planned.src_md != src_md ||
+      planned.dst_md != dst_md)
+    choose(src_md, dst_md, element_size, planned);
+  return planned;
 }
 
 // ---- the loops
@@ -157,41 +184,42 @@ class TileLoop {
     for (size_t a = axes_.size(); a-- > 0;) {
       const int64_t begin = places_[a].begin + axes_[a].step;
       if (begin < axes_[a].padded) return move(a, begin);
-      move(a, 0);
+      if (places_[a].begin > 0) move(a, 0);
     }
   }
 
-  Tile tile() {
-    Tile tile{src_, dst_, {}, {}};
-    int64_t src_offset = 0, dst_offset = 0;
-    bool padding = false;
-    for (size_t a = 0; a < axes_.size(); a++) {
-      const Place& place = places_[a];
-      src_offset += place.src;
-      dst_offset += place.dst;
-      padding |= place.begin >= axes_[a].dim;
-      if (axes_[a].role == Role::Rows) tile.rows = rows_.get(place.begin);
-      if (axes_[a].role == Role::Cols) tile.cols = cols_.get(place.begin);
-    }
-    tile.dst += dst_offset;
-    if (padding)
-      tile.rows.size = tile.cols.size = 0;
-    else
-      tile.src += src_offset;
+  Tile tile() const {
+    Tile tile{src_ + (in_padding_ ? 0 : src_offset_), dst_ + dst_offset_, row_span_, col_span_};
+    if (in_padding_) tile.rows.size = tile.cols.size = 0;
     return tile;
   }
 
  private:
   struct Place {
-    int64_t begin, src, dst;
+    int64_t begin = 0, src = 0, dst = 0;
   };
 
-  void move(size_t a, int64_t begin) { places_[a] = {begin, axes_[a].src.at(begin), axes_[a].dst.at(begin)}; }
+  void move(size_t a, int64_t begin) {
+    const Axis& axis = axes_[a];
+    Place& place = places_[a];
+    const int64_t src = axis.src.at(begin), dst = axis.dst.at(begin);
+    src_offset_ += src - place.src;
+    dst_offset_ += dst - place.dst;
+    in_padding_ += int(begin >= axis.dim) - int(place.begin >= axis.dim);
+    if (axis.role == Role::Rows) row_span_ = rows_.get(begin);
+    if (axis.role == Role::Cols) col_span_ = cols_.get(begin);
+    place.begin = begin;
+    place.src = src;
+    place.dst = dst;
+  }
 
   const std::vector<Axis>& axes_;
   const char* src_;
   char* dst_;
+  int64_t src_offset_ = 0, dst_offset_ = 0;
+  int in_padding_ = 0;  // axes whose place is past their logical dim
   SpanTable rows_, cols_;
+  Span row_span_{}, col_span_{};
   std::vector<Place> places_;
 };
 
@@ -206,8 +234,8 @@ void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md
   if (!has_elements(dst_md)) return;
   if (element_size < 1 || element_size > 16 || (element_size & (element_size - 1)) != 0)
     throw std::invalid_argument("reorder: elements of 1, 2, 4, 8 or 16 bytes, got " + std::to_string(element_size));
-  Plan plan;
-  const Implementation& implementation = choose(src_md, dst_md, element_size, plan);
+  const Planned& planned = plan_once(src_md, dst_md, element_size);
+  const Plan& plan = planned.plan;
   const ReorderKernels& kernels = TORCH_BLOCKED_KERNELS(reorder_kernels, isa());
 
   int64_t tiles = 1, size = element_size;
@@ -215,7 +243,7 @@ void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md
   if (size < 64 * 1024) nthreads = 1;  // less than it costs to start the others
   parallel_for(tiles, nthreads, [&](int64_t begin, int64_t end) {
     TileLoop loop(plan, static_cast<const char*>(src), static_cast<char*>(dst), begin);
-    for (int64_t i = begin; i < end; i++, loop.next()) implementation.run(loop.tile(), plan, kernels);
+    for (int64_t i = begin; i < end; i++, loop.next()) planned.implementation->run(loop.tile(), plan, kernels);
     if (plan.stream) std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores keep no order of their own
   });
 }

@@ -20,28 +20,41 @@ template <class Tile, bool stream>
   Tile::template run<stream>(src, padded_rows, dst, dst_rows);
 }
 
-// At least one tile. The last tile of a row or a column overlaps the one before it instead of being cut.
-// A few dst rows at a time, each in its full length, unless a cache line of src holds a whole src row: then a few of
-// those.
+// The tile that begins in row r and column c, or where it would end outside, the last one.
 template <class Tile, bool stream>
+[[gnu::always_inline]] inline void transpose_tile(const char* src, const int64_t* src_rows, char* dst,
+                                                  const int64_t* dst_rows, int64_t rows, int64_t padded_rows,
+                                                  int64_t cols, int64_t r, int64_t c) {
+  r = std::min(r, padded_rows - Tile::rows);
+  c = std::min(c, cols - Tile::cols);
+  const char* const from = src + c * Tile::element_size;
+  char* const to = dst + r * Tile::element_size;
+  if (stream && (c * Tile::element_size) % 64 < Tile::cols * Tile::element_size)  // once a cache line
+    for (int64_t i = r; i < std::min(rows, r + Tile::rows); i++)
+      __builtin_prefetch(from + src_rows[i] + prefetch_distance(stream));
+  if (rows - r >= Tile::rows) [[likely]]
+    Tile::template run<stream>(from, src_rows + r, to, dst_rows + c);
+  else
+    transpose_padded_tile<Tile, stream>(from, src_rows + r, to, dst_rows + c, rows - r);
+}
+
+// At least one tile. The last tile of a row or a column overlaps the one before it instead of being cut; a narrow or a
+// short one does where that is enough.
+// A few dst rows at a time, each in its full length, or with `along_src` a few src rows.
+template <class Tile, class NarrowTile, class ShortTile, bool stream>
 void transpose_tiles(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                     int64_t padded_rows, int64_t cols) {
-  const bool along_dst = cols * Tile::element_size > 64;
-  const int64_t outer_end = along_dst ? cols : padded_rows, outer_step = along_dst ? Tile::cols : Tile::rows;
-  const int64_t inner_end = along_dst ? padded_rows : cols, inner_step = along_dst ? Tile::rows : Tile::cols;
+                     int64_t padded_rows, int64_t cols, bool along_src) {
+  const int64_t outer_end = along_src ? padded_rows : cols, outer_step = along_src ? Tile::rows : Tile::cols;
+  const int64_t inner_end = along_src ? cols : padded_rows, inner_step = along_src ? Tile::cols : Tile::rows;
   for (int64_t outer = 0; outer < outer_end; outer += outer_step)
     for (int64_t inner = 0; inner < inner_end; inner += inner_step) {
-      const int64_t r = std::min(along_dst ? inner : outer, padded_rows - Tile::rows);
-      const int64_t c = std::min(along_dst ? outer : inner, cols - Tile::cols);
-      const char* from = src + c * Tile::element_size;
-      char* to = dst + r * Tile::element_size;
-      if (stream && (c * Tile::element_size) % 64 < Tile::cols * Tile::element_size)  // once a cache line
-        for (int64_t i = r; i < std::min(rows, r + Tile::rows); i++)
-          __builtin_prefetch(from + src_rows[i] + prefetch_distance(stream));
-      if (rows - r >= Tile::rows) [[likely]]
-        Tile::template run<stream>(from, src_rows + r, to, dst_rows + c);
+      const int64_t r = along_src ? outer : inner, c = along_src ? inner : outer;
+      if (cols - c <= NarrowTile::cols)
+        transpose_tile<NarrowTile, stream>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, r, c);
+      else if (padded_rows - r <= ShortTile::rows)
+        transpose_tile<ShortTile, stream>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, r, c);
       else
-        transpose_padded_tile<Tile, stream>(from, src_rows + r, to, dst_rows + c, rows - r);
+        transpose_tile<Tile, stream>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, r, c);
     }
 }
 
@@ -55,32 +68,35 @@ void transpose_elements(const char* src, const int64_t* src_rows, char* dst, con
   }
 }
 
-template <class Tile>
+// A few dst rows at a time, unless a cache line of src holds a whole src row.
+template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
 void transpose_tiles(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                      int64_t padded_rows, int64_t cols, bool stream) {
-  const auto run = stream ? transpose_tiles<Tile, true> : transpose_tiles<Tile, false>;
-  run(src, src_rows, dst, dst_rows, rows, padded_rows, cols);
+  const auto run =
+      stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true> : transpose_tiles<Tile, NarrowTile, ShortTile, false>;
+  run(src, src_rows, dst, dst_rows, rows, padded_rows, cols, cols * Tile::element_size <= 64);
 }
 
 // With tiles of vectors of `bytes` bytes and of `tile_cols` columns, or less where there are not so many.
 template <class T, int bytes, int tile_cols>
 void transpose_by(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                   int64_t padded_rows, int64_t cols, bool stream) {
-  constexpr int size = sizeof(T);
+  constexpr int size = sizeof(T), narrow_cols = std::max(2, tile_cols * size > 16 ? 16 / size : tile_cols / 2);
   if constexpr (bytes < 8 || bytes < 2 * size || tile_cols < 2)
     transpose_elements<size>(src, src_rows, dst, dst_rows, rows, padded_rows, cols);
   else if (padded_rows * size < bytes)
     transpose_by<T, bytes / 2, std::min(tile_cols, bytes / 2 / size)>(src, src_rows, dst, dst_rows, rows, padded_rows,
                                                                       cols, stream);
-  else if (bytes / size <= 16 && cols >= bytes / size)
-    transpose_tiles<FromWideRows<T, bytes, std::min(bytes / size, 16), true>>(src, src_rows, dst, dst_rows, rows,
-                                                                              padded_rows, cols, stream);
-  else if constexpr (tile_cols * size > 16)
-    transpose_by<T, bytes / 2, tile_cols>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
   else if (cols < tile_cols)
     transpose_by<T, bytes, tile_cols / 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
-  else
-    transpose_tiles<ToWideRows<T, bytes, tile_cols>>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
+  else {
+    using Tile = ToWideRows<T, bytes, tile_cols>;
+    // Of elements of a byte or two it would write pieces of less than 16 bytes.
+    using Short = FromWideRows<T, tile_cols * size, std::min(4, tile_cols), false>;
+    constexpr bool has_short = size >= 4 && tile_cols * size >= 16 && Short::rows < Tile::rows;
+    transpose_tiles<Tile, ToWideRows<T, bytes, narrow_cols>, std::conditional_t<has_short, Short, Tile>>(
+        src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
+  }
 }
 
 bool follow_each_other(const int64_t* offsets, int64_t n, int64_t size) {
@@ -125,18 +141,35 @@ bool transpose_blocks(const char* src, const int64_t* src_rows, char* dst, const
   return false;
 }
 
-// Src rows so far apart that all begin in the same few places of the first cache push each other out of it: their lines
-// are read once, a whole vector at a time. False where the rows are others, or where dst goes past the caches, which
-// takes whole vectors of dst.
+// Whether more than eight of `together` rows begin in one place of the first cache, which keeps about so many lines of
+// those that are a multiple of 4096 bytes apart.
+bool aliased(const int64_t* offsets, int64_t n, int64_t together) {
+  return n > 8 && together > 8 && (offsets[1] - offsets[0]) % (4096 * 16 / together) == 0;
+}
+
+// Rows that push each other out of the first cache. So of src a few are read at a time, some lines of each, and of dst
+// a few are written. False where there are none, or where dst goes past the caches.
 template <class T>
-bool transpose_aliased_rows(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                            int64_t padded_rows, int64_t cols, bool stream) {
-  constexpr int tile_rows = 16, vector = vector_bytes / sizeof(T);
-  if constexpr (vector > tile_rows) {
-    if (stream || rows < tile_rows || cols < vector || (src_rows[1] - src_rows[0]) % 2048 != 0) return false;
-    transpose_tiles<FromWideRows<T, vector_bytes, tile_rows, false>>(src, src_rows, dst, dst_rows, rows, padded_rows,
-                                                                     cols, false);
-    return true;
+bool transpose_aliased(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+                       int64_t padded_rows, int64_t cols, bool stream) {
+  constexpr int size = sizeof(T), vector = vector_bytes / size;
+  if constexpr (size <= 4 && vector >= 8) {
+    if (stream) return false;
+    if (aliased(src_rows, rows, vector) && cols >= vector) {
+      using Tile = FromWideRows<T, vector_bytes, 8, false>;
+      constexpr int64_t some = 4 * vector;
+      for (int64_t c = 0; c < cols; c += some) {
+        const int64_t first = std::min(c, cols - vector);
+        transpose_tiles<Tile, Tile, Tile, false>(src + first * size, src_rows, dst, dst_rows + first, rows, padded_rows,
+                                                 std::min(some, cols - first), true);
+      }
+      return true;
+    }
+    if (aliased(dst_rows, cols, std::min(16, vector)) && padded_rows >= vector) {
+      using Tile = ToWideRows<T, vector_bytes, std::min(8, 16 / size)>;
+      transpose_tiles<Tile>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, false);
+      return true;
+    }
   }
   return false;
 }
@@ -152,9 +185,9 @@ void transpose(const char* src, const int64_t* src_rows, char* dst, const int64_
   if (transpose_blocks<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
-  if (transpose_aliased_rows<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
-  transpose_by<T, vector_bytes, std::max(2, 16 / int(sizeof(T)))>(src, src_rows, dst, dst_rows, rows, padded_rows, cols,
-                                                                  stream);
+  if (transpose_aliased<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
+  transpose_by<T, vector_bytes, std::min(16, vector_bytes / int(sizeof(T)))>(src, src_rows, dst, dst_rows, rows,
+                                                                             padded_rows, cols, stream);
 }
 
 // Rows of one vector, or of a few.

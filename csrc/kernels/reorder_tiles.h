@@ -152,22 +152,24 @@ template <class Row, int... i>
   return __builtin_shufflevector(a, b, i...);
 }
 
-// A vector of such parts, one for each row of a part's length farther.
-template <class T, int bytes, int piece>
+// A vector of such parts, or of pieces of several: each begins with the row that is `part` farther.
+template <class T, int part, int bytes, int piece>
 [[gnu::always_inline]] inline auto gather(const char* src, const int64_t* src_rows) {
-  if constexpr (bytes <= 16)
+  typedef T Row __attribute__((vector_size(bytes)));
+  if constexpr (bytes <= piece)
+    return load<Row>(src + *src_rows);
+  else if constexpr (bytes <= 16)
     return gather_part<T, bytes, piece>(src, src_rows);
   else {
-    typedef T Row __attribute__((vector_size(bytes)));
-    constexpr int half = bytes / 2;
-    return concatenate<Row>(gather<T, half, piece>(src, src_rows),
-                            gather<T, half, piece>(src, src_rows + half / sizeof(T)),
+    constexpr int half = bytes / 2, next = half / std::max(piece, 16) * part;
+    return concatenate<Row>(gather<T, part, half, piece>(src, src_rows),
+                            gather<T, part, half, piece>(src, src_rows + next),
                             std::make_integer_sequence<int, bytes / sizeof(T)>());
   }
 }
 
-// Writes whole vectors of dst: `cols` src columns, at most a part of a vector, of as many src rows as a vector has
-// elements. So short pieces of src are all that it needs.
+// Writes whole vectors of dst: `cols` src columns of as many src rows as a vector has elements. So short pieces of src
+// are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles.
 template <class T, int bytes, int cols_>
 struct ToWideRows {
   using Registers = Tile<T, bytes, cols_>;
@@ -175,12 +177,18 @@ struct ToWideRows {
 
   template <bool stream>
   [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+    constexpr int part = Registers::part, group = Registers::group;
+    constexpr int group_rows = rows / (cols / group), next_row = part / group;
     Registers tile;
-    constexpr int pieces = Registers::part / cols;  // in a part
 #pragma GCC unroll 16
-    for (int v = 0; v < cols; v++) tile.row[v] = gather<T, bytes, cols * element_size>(src, src_rows + v * pieces);
+    for (int v = 0; v < cols; v++) {
+      const int64_t* const first_row = src_rows + v / group * group_rows + v % group * next_row;
+      tile.row[v] = gather<typename Registers::Lane, part, bytes, cols * element_size>(src, first_row);
+    }
 #pragma GCC unroll 4
-    for (int step = 1; step < Registers::part; step *= 2) tile.shuffle_within_parts();
+    for (int step = 1; step < part; step *= 2) tile.shuffle_within_parts();
+#pragma GCC unroll 4
+    for (int step = group; step < cols; step *= 2) tile.shuffle_parts(group);
 #pragma GCC unroll 16
     for (int c = 0; c < cols; c++) store<stream>(dst + dst_rows[c], tile.row[c]);
   }
@@ -192,13 +200,16 @@ template <class T, int bytes, int rows_, bool dense>
 struct FromWideRows {
   using Registers = Tile<T, bytes, rows_>;
   static constexpr int element_size = sizeof(T), rows = rows_, cols = Registers::cols;
+  static constexpr int part = Registers::part, group = Registers::group;
+  static constexpr bool in_order = dense || rows > group;  // else each dst row lies in one part, and any will do
 
   template <bool stream>
   [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
     Registers tile;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) std::memcpy(&tile.row[r], src + src_rows[r], bytes);
-    transpose(tile);
+    transpose_within_parts(tile);
+    if constexpr (in_order) order_parts(tile);
     constexpr int piece = rows * element_size, pieces = bytes / piece;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
@@ -207,17 +218,29 @@ struct FromWideRows {
       else
 #pragma GCC unroll 16
         for (int i = 0; i < pieces; i++)
-          std::memcpy(dst + dst_rows[r * pieces + i], reinterpret_cast<const char*>(&tile.row[r]) + i * piece, piece);
+          std::memcpy(dst + dst_rows[first_col(r, i)], reinterpret_cast<const char*>(&tile.row[r]) + i * piece, piece);
     }
   }
 
+  // The column of the i-th piece of a vector.
+  static constexpr int first_col(int vector, int i) {
+    constexpr int pieces = cols / rows, part_pieces = part / group;
+    return in_order ? vector * pieces + i : i / part_pieces * part + vector * part_pieces + i % part_pieces;
+  }
+
   [[gnu::always_inline]] static void transpose(Registers& tile) {
-    constexpr int group = Registers::group;
+    transpose_within_parts(tile);
+    order_parts(tile);
+  }
+
+  // Then part p of vector g * group + i is a part, the g-th, of the i-th dst row or rows that begin in column p * part.
+  [[gnu::always_inline]] static void transpose_within_parts(Registers& tile) {
     if constexpr (group > 1)
 #pragma GCC unroll 4
       for (int step = 1; step < group; step *= 2) tile.shuffle_within_parts();
-    // Now part p of vector g * group + i is a part, the g-th, of the i-th dst row or rows that begin in column
-    // p * part.
+  }
+
+  [[gnu::always_inline]] static void order_parts(Registers& tile) {
 #pragma GCC unroll 4
     for (int step = 1; step < rows / group; step *= 2) tile.shuffle_parts(group);
 #pragma GCC unroll 4

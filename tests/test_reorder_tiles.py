@@ -1,0 +1,77 @@
+"""Reorders by tiles of every shape: against ATen's operations, at each ISA tier, between guard bytes."""
+
+import pytest
+import torch
+
+import torch_blocked as tb
+from torch_blocked import equivalents, library
+
+DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
+
+
+def flat(tag):
+    return list(sum(tb.format(tag).blocking, ()))
+
+
+def random_bits(size, dtype):
+    numel = torch.Size(size).numel()
+    return torch.randint(0, 256, (numel * dtype.itemsize,), dtype=torch.uint8).view(dtype).view(size)
+
+
+def assert_reordered(x, src_tag, dst_tag):
+    """x, plain and contiguous, from one format to another: the bytes and the strides are ATen's."""
+    src = equivalents.plain_to_blocked(x, tb.format(src_tag).order, flat(src_tag))
+    expected = equivalents.plain_to_blocked(x, tb.format(dst_tag).order, flat(dst_tag))
+    dst = library.reorder_op(src, x.shape, flat(src_tag), tb.format(dst_tag).order, flat(dst_tag))
+    as_bytes = [t.contiguous().flatten().view(torch.uint8) for t in (dst, expected)]
+    assert torch.equal(*as_bytes) and dst.stride() == expected.stride(), (src_tag, dst_tag)
+
+
+# What is left beside whole tiles, of pixels: nothing, one, as many as a narrow or a short tile, one more; alone or not.
+PIXELS = [1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 20, 21, 31, 33, 36, 49, 52, 64, 65, 68, 196]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels", [16, 35, 64, 68])
+def test_each_remainder(isa, guarded, channels, dtype):
+    for pixels in PIXELS:
+        x = random_bits((2, channels, 1, pixels), dtype)
+        for tag in ("nhwc", "nChw8c", "nChw16c"):
+            assert_reordered(x, "nchw", tag)
+            assert_reordered(x, tag, "nchw")
+
+
+# Rows of channels that begin a multiple of 4096 bytes apart, or of a part of that; and in few rows or short ones.
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pixels", [8, 9, 17, 49])
+@pytest.mark.parametrize("bytes_of_channels", [1024, 2048, 4096, 8192])
+def test_rows_that_alias(isa, guarded, bytes_of_channels, pixels, dtype):
+    x = random_bits((1, bytes_of_channels // dtype.itemsize, 1, pixels), dtype)
+    assert_reordered(x, "nchw", "nhwc")
+    assert_reordered(x, "nhwc", "nchw")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels", [9, 17, 24, 65, 70, 130])
+def test_aliased_rows_of_a_part(isa, guarded, channels, dtype):
+    """Some channels of rows that alias: the last lines of each are fewer than are read at a time."""
+    whole = random_bits((1, 1, 37, 4096), dtype)
+    x = whole[..., 5 : 5 + channels].permute(0, 3, 1, 2)
+    for tag in ("nchw", "nChw8c", "nChw16c"):
+        dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
+        expected = equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag))
+        assert torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (dst, expected)))
+
+
+def test_plans_are_told_apart():
+    """By strides, by the size of elements, by each side's format; and more of them than are kept, twice."""
+    for _ in range(2):
+        for channels in range(1, 40):
+            for dtype in (torch.uint8, torch.float32):
+                x = random_bits((2, channels, 3, 4), dtype)
+                for pair in ("nchw nChw8c", "nchw nChw16c", "nhwc nChw8c", "nChw8c nchw", "nChw16c nchw"):
+                    assert_reordered(x, *pair.split())
+    whole = torch.arange(2 * 32 * 3 * 8).view(2, 32, 3, 8).float()
+    for x in (whole[..., :4], whole[..., ::2], whole[:, :, :, 4:], whole[..., :4].contiguous()):
+        dst = library.reorder_op(x, x.shape, [], (0, 1, 2, 3), [1, 16])
+        assert torch.equal(dst, equivalents.plain_to_blocked(x.contiguous(), (0, 1, 2, 3), (1, 16)))
