@@ -401,24 +401,6 @@ def test_symbolic_trace_of_conversions(fmt):
     assert "torch_blocked" in traced.code
 
 
-JIT_TRACED = {
-    "a model": lambda: net().to(tb.blocked),
-    "to blocked": lambda: lambda x: x.to(tb.blocked),
-    "to dense": lambda: lambda x: x.relu().to_dense(),
-}
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
-@pytest.mark.parametrize("blocked_input", [False, True])
-@pytest.mark.parametrize("name", JIT_TRACED)
-def test_jit_trace_is_refused(name, blocked_input, x):
-    if name == "to dense" or blocked_input:
-        x = x.to(tb.nChw8c)
-    with pytest.raises(RuntimeError, match=r"use torch\.export\.export") as error:
-        torch.jit.trace(JIT_TRACED[name](), x)
-    assert one_line(error)
-
-
 def seen_by_hooks(model, x):
     """What each kind of hook on the first layer sees, as sums, with values changed on the way."""
     seen, model, x = [], copy.deepcopy(model), x.requires_grad_()
