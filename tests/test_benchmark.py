@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -479,6 +480,15 @@ WRONG = {
 @pytest.mark.parametrize("command", WRONG)
 def test_errors(command, error_of):
     assert WRONG[command] in error_of(command)
+
+
+def test_a_pipe_that_is_closed_ends_a_command_without_a_word():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "torch_blocked", "info"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=200)
+    os.close(writer)
+    assert done.returncode == 1 and done.stderr == ""
 
 
 # ---- the package

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import assert_same, dense
+from tensor_cases import one_line
 from torch import nn
 from torch.func import functional_call, jvp, linearize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -87,3 +88,21 @@ def test_linearize(name, blocked_input):
         assert_same(dense(answer), dense(function(x)))
         for t in (tangent, another, tangent):
             assert_same(dense(derivative(t)), dense(jvp(function, (x,), (t,))[1]), rtol=1e-5, atol=1e-5)
+
+
+# ---- torch.jit.trace, which cannot
+
+JIT_TRACED = {
+    "a model": network,
+    "to blocked": lambda: lambda x: x.to(tb.blocked),
+    "to dense": lambda: lambda x: x.relu().to_dense(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.parametrize("name", JIT_TRACED)
+def test_jit_trace_is_refused(name):
+    x = torch.randn(2, 3, 8, 8)
+    with pytest.raises(RuntimeError, match=r"use torch\.export\.export") as error:
+        torch.jit.trace(JIT_TRACED[name](), x.to(tb.nChw8c) if name == "to dense" else x)
+    assert one_line(error)

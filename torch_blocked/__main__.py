@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
@@ -83,8 +84,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = make_parser().parse_args(argv)
     try:
         args.run(args)
+        sys.stdout.flush()
     except UsageError as error:
         args.parser.error(str(error))
+    except BrokenPipeError:  # `... | head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains as it ends
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
