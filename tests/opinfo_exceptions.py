@@ -9,7 +9,8 @@ UNINITIALIZED = frozenset("empty empty_like empty_permuted empty_strided new_emp
 SUMS_OF_PRODUCTS = frozenset(f"nn.functional.conv{kind}{ndim}d" for kind in ("", "_transpose") for ndim in (1, 2, 3))
 # Of half precision PyTorch rounds partial sums, statistics or weights too, the kernels the answer alone: the tolerance
 # is one rounding of the largest value.
-ROUNDED_ONCE = SUMS_OF_PRODUCTS | {"nn.functional.instance_norm"}
+ROUNDED_ONCE = SUMS_OF_PRODUCTS | {"native_batch_norm", "_native_batch_norm_legit"}
+ROUNDED_ONCE |= {"nn.functional.batch_norm", "nn.functional.instance_norm"}
 ROUNDED_ONCE |= {f"nn.functional.interpolate.{mode}" for mode in ("linear", "bilinear", "bicubic", "trilinear")}
 SUMS_OF_PRODUCTS |= {"linalg.householder_product", "pow"}  # gradients of what was broadcast
 
