@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import assert_same, dense
-from tensor_cases import one_line
+from conftest import assert_same, dense, one_line
 from torch import nn
 from torch.func import functional_call, jvp, linearize
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_same, dense, one_line
+from conftest import assert_same, dense
 from torch import nn
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 
@@ -98,22 +98,3 @@ def test_symbolic_trace_of_conversions(fmt):
         assert_same(traced(x), model(x))
     assert counts.left >= 2
     assert "torch_blocked" in traced.code
-
-
-JIT_TRACED = {
-    "a model": lambda model: model,
-    "to blocked": lambda model: lambda x: x.to(tb.blocked),
-    "to dense": lambda model: lambda x: x.relu().to_dense(),
-}
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
-@pytest.mark.parametrize("blocked_input", [False, True])
-@pytest.mark.parametrize("name", JIT_TRACED)
-def test_jit_trace_is_refused(name, blocked_input, models):
-    x = torch.randn(2, 20, 6, 6)
-    if name == "to dense" or blocked_input:
-        x = x.to(tb.nChw8c)
-    with pytest.raises(RuntimeError, match=r"use torch\.export\.export") as error:
-        torch.jit.trace(JIT_TRACED[name](models[1]), x)
-    assert one_line(error)
