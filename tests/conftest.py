@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 
 import pytest
 import torch
@@ -149,3 +150,20 @@ def graphs(monkeypatch):
     # And of a graph that goes to Inductor whole.
     monkeypatch.setattr(compile_fx, "compile_fx", functools.partial(compile_fx.compile_fx, inner_compile=run))
     return found
+
+
+@pytest.fixture
+def bench(tmp_path, capsys, monkeypatch):
+    """Runs one benchmark for one short round; gives the printed text and what is in the JSON file."""
+    from torch_blocked.__main__ import main
+    from torch_blocked.benchmark import measure
+
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-4)
+    monkeypatch.setattr(measure, "PEAK_ROUNDS", 1)
+
+    def run(*argv: str) -> tuple[str, dict]:
+        file = tmp_path / "rows.json"
+        main(["bench", *argv, "--rounds", "1", "--json", str(file)])
+        return capsys.readouterr().out, json.loads(file.read_text())
+
+    return run

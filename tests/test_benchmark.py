@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import re
@@ -17,30 +16,11 @@ import torch.nn.functional as F
 
 import torch_blocked as tb
 from torch_blocked.__main__ import main
-from torch_blocked.benchmark import conv, machine, measure, model, models, pool, reorder, report, train
-from torch_blocked.benchmark.contestants import CONTESTANTS, Contestant, nchw
+from torch_blocked.benchmark import conv, machine, measure, pool, reorder, report, train
 from torch_blocked.benchmark.shapes import SETS, parse_layer
 
 ROOT = Path(__file__).parent.parent
 PLAIN_IMAGE, SQUARE = "ic3ih9oc20kh3sh2ph1", "ic17ih8oc16kh3ph1"
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1e-4)
-    monkeypatch.setattr(measure, "PEAK_ROUNDS", 1)
-
-
-@pytest.fixture
-def bench(tmp_path, capsys):
-    """Runs one benchmark for one round; gives the printed text and what is in the JSON file."""
-
-    def run(*argv: str) -> tuple[str, dict]:
-        file = tmp_path / "rows.json"
-        main(["bench", *argv, "--rounds", "1", "--json", str(file)])
-        return capsys.readouterr().out, json.loads(file.read_text())
-
-    return run
 
 
 # ---- the commands
@@ -173,102 +153,6 @@ def test_train_contestants_take_the_same_step(autocast, tolerance):
     assert losses["nchw"][2] < losses["nchw"][0]
 
 
-def test_model(bench, graphs, monkeypatch):
-    names = [
-        "nchw",
-        "channels_last",
-        "blocked",
-        "blocked compiled",
-        "blocked dynamic",
-    ]  # others' compilers take seconds
-    monkeypatch.setattr(machine, "trim_memory", lambda: None)
-    text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "3", "--input", "3x9x8",
-                        "--contestants", *names)  # fmt: skip
-    rows = found["rows"]
-    assert [(row["n"], row["contestant"]) for row in rows] == [(n, name) for n in (1, 3) for name in names]
-    for row in rows:
-        best = min(r["ms"] for r in rows if r["n"] == row["n"] and not CONTESTANTS[r["contestant"]].ours)
-        assert row["vs_best"] == pytest.approx(best / row["ms"])
-        assert row["images_per_s"] == pytest.approx(1e3 * row["n"] / row["ms"])
-        assert row["difference"] < 1e-5 and row["compile_s"] > 0
-        if CONTESTANTS[row["contestant"]].ours:
-            assert (row["fallbacks"], row["graph_breaks"]) == ({}, 0)
-            assert f"reorders {row['reorders']}, fallbacks none, graph breaks 0" in text
-    assert re.search(r"geometric mean of /best +N=1 +N=3\nnchw +\d", text)
-
-
-def test_model_counts(graphs):
-    """A reorder, a fallback and a graph break are those of the blocked model."""
-
-    class Odd(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = torch.nn.Conv2d(3, 17, 3), torch.nn.Conv2d(17, 5, 3)
-
-        def forward(self, x):
-            x = F.fractional_max_pool2d(self.first(x), 2, 5, _random_samples=torch.full((len(x), 17, 2), 0.5))
-            torch._dynamo.graph_break()
-            return self.second(x).flatten(1)
-
-    with tb.fallback("allow"):
-        rows = model.measure(["nchw", "blocked", "blocked compiled"], model.Case("odd", Odd, 2, (3, 12, 12)), rounds=1)
-    found = {row["contestant"]: row for row in rows}
-    for name in ("blocked", "blocked compiled"):
-        assert any("fractional_max_pool2d" in op for op in found[name]["fallbacks"]), name
-        assert found[name]["reorders"] == 3 and found[name]["difference"] < 1e-5
-    assert (found["blocked"]["graph_breaks"], found["blocked compiled"]["graph_breaks"]) == (0, 1)
-
-
-def test_model_with_a_contestant_that_fails(bench, monkeypatch):
-    def fails(model, images):
-        raise NotImplementedError("no such operator\nand more")
-
-    monkeypatch.setitem(CONTESTANTS, "openvino", Contestant(fails))
-    monkeypatch.setitem(CONTESTANTS, "onnxruntime", Contestant(nchw, modules=("no_such_module",)))
-    text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "--input", "3x9x8",
-                        "--contestants", "nchw", "onnxruntime", "openvino")  # fmt: skip
-    assert "not installed, left out: onnxruntime (pip install torch_blocked[bench])\n" in text
-    assert [row["contestant"] for row in found["rows"]] == ["nchw", "openvino"]
-    assert "ms" not in found["rows"][1] and found["rows"][1]["note"] == "NotImplementedError: no such operator"
-
-
-def test_model_summaries():
-    rows = [
-        {"name": "m", "n": n, "contestant": name, "vs_best": r}
-        for name, n, r in (("nchw", 1, 0.5), ("nchw", 1, 2), ("nchw", 16, 1), ("blocked", 16, 3))
-    ]
-    assert [line.split() for line in model.summaries([*rows, {"n": 1, "contestant": "blocked"}])[2:]] == [
-        ["nchw", "1.00", "1.00"],
-        ["blocked", "-", "3.00"],
-    ]
-
-
-def test_model_plot(tmp_path):
-    pytest.importorskip("matplotlib")
-    rows = [{"name": "m", "n": n, "contestant": name, "vs_best": 1.5} for n in (1, 2) for name in ("nchw", "blocked")]
-    model.plot([*rows, {"name": "m", "n": 2, "contestant": "openvino"}], tmp_path / "bars.png")
-    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(report.UsageError, match="--plot"):
-        model.plot(rows, tmp_path / "bars.nothing")
-
-
-def test_model_plot_without_matplotlib(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(SystemExit):
-        main("bench model --plot bars.png".split())
-    assert capsys.readouterr().err.endswith("error: --plot needs matplotlib: pip install matplotlib\n")
-
-
-def test_peak_memory():
-    machine.reset_peak_memory()
-    before = machine.peak_memory()
-    if before is None:
-        pytest.skip("the system does not tell")
-    torch.zeros(16 << 20)
-    grown = machine.peak_memory() - before
-    assert grown > 60e6 and machine.resident_memory() <= machine.peak_memory()
-
-
 @pytest.mark.parametrize("terminal, shown", [(True, "\r\x1b[Kworking"), (False, "")])
 def test_progress(terminal, shown, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
@@ -277,40 +161,6 @@ def test_progress(terminal, shown, capsys, monkeypatch):
 
 
 # ---- every row that ships can be run
-
-# The parameters of torchvision's models of these names (U-Net: of the usual one with two classes), and some names.
-PARAMETERS = {
-    "resnet18": (11_689_512, "layer2.0.downsample.0.weight layer4.1.bn2.running_var fc.bias"),
-    "resnet50": (25_557_032, "layer1.2.conv3.weight layer3.0.downsample.1.bias"),
-    "vgg16_bn": (138_365_992, "features.40.weight features.41.running_mean classifier.3.weight classifier.6.bias"),
-    "mobilenet_v2": (
-        3_504_872,
-        "features.1.conv.1.weight features.17.conv.3.bias features.18.1.bias",
-    ),
-    "densenet121": (7_978_856, "features.denseblock3.denselayer24.conv2.weight features.transition1.norm.bias"),
-    "squeezenet1_1": (1_235_496, "features.12.expand3x3.bias classifier.1.weight"),
-    "efficientnet_b0": (5_288_548, "features.1.0.block.1.fc1.bias features.6.3.block.3.1.weight classifier.1.weight"),
-    "unet": (31_037_698, "up.0.weight head.bias"),
-}
-
-
-def test_models_have_torchvisions_parameters():
-    assert list(PARAMETERS) == list(models.MODELS)
-    for name, (count, names) in PARAMETERS.items():
-        with torch.device("meta"):
-            model = models.MODELS[name]()
-            size = model.eval()(torch.empty(2, 3, 64, 96)).shape
-        assert sum(p.numel() for p in model.parameters()) == count, name
-        assert set(names.split()) <= set(model.state_dict()), name
-        assert size == ((2, 2, 64, 96) if name == "unet" else (2, 1000))
-
-
-def test_models_are_seeded():
-    state = torch.get_rng_state()
-    one, same, other = (models.make_model("squeezenet1_1", seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), state)
-    parameters = zip(one.parameters(), same.parameters(), other.parameters(), strict=True)
-    assert all(torch.equal(p, q) and not torch.equal(p, r) for p, q, r in parameters if p.dim() > 1)
 
 
 def test_layers():

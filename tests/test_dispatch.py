@@ -122,7 +122,7 @@ def dispatched(overload):
         seen.append(overload)
         return handler(*args, **kwargs)
 
-    assert inspect.unwrap(handler) is (registry.HANDLERS.get(overload) or handler_of(overload))
+    assert inspect.unwrap(handler) is inspect.unwrap(registry.HANDLERS.get(overload) or handler_of(overload))
     registry._resolved[overload] = watched
     try:
         yield

@@ -6,11 +6,13 @@ question cannot move before it. Every size is an expression over those that are 
 
 from __future__ import annotations
 
-import sympy
+from typing import TYPE_CHECKING
+
 import torch
 from torch import fx
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+if TYPE_CHECKING:
+    import sympy
 
 aten = torch.ops.aten
 
@@ -42,6 +44,9 @@ class Sizes:
         return self._known[expr]
 
     def _write(self, expr: sympy.Expr) -> fx.Node:
+        from torch.utils._sympy.interp import sympy_interp
+        from torch.utils._sympy.reference import PythonReferenceAnalysis
+
         end = self._last.next
         with self._graph.inserting_before(end):
             result = sympy_interp(PythonReferenceAnalysis, self._inputs, expr).node

@@ -9,7 +9,6 @@ import math
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from torch_blocked import library
 from torch_blocked.compile.fusion import CONVOLUTIONS, post_ops
@@ -50,6 +49,8 @@ def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 def _pays(convolution: fx.Node) -> bool:
     """Whether src has more numbers a channel, by far, than the weights, which are scaled anew for every image."""
+    from torch.fx.experimental.symbolic_shapes import optimization_hint
+
     src_blocking, size, weight_blocking, groups = (convolution.args[i] for i in (1, 3, 4, 9))
     pixels = math.prod(map(optimization_hint, convolution.args[0].meta["val"].shape[2:-1]))
     in_order = len(src_blocking) == 2 and list(weight_blocking)[:3] == [*src_blocking, 0] and len(weight_blocking) == 4
