@@ -102,6 +102,18 @@ def test_packed_once(blocked, graphs, monkeypatch):
         assert len(runs) == calls
 
 
+@both
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_weights_of_winograd_are_kept(mode, blocked, graphs):
+    model, x = conv(32, 32), torch.randn(1, 32, 12, 12)
+    function = compiled(model.to(tb.blocked) if blocked else model)
+    tb.empty_cache()
+    with tb.winograd("always"), mode():
+        for _ in range(2):
+            function(x)
+        assert library.ops.packed_weights_bytes() > 0
+
+
 @torch.no_grad()
 def test_a_returned_value_of_parameters_alone(graphs):
     """Is the caller's to write to."""

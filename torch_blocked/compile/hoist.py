@@ -32,7 +32,8 @@ class Hoisted:
         parameters = [inputs[i] for i in self._static]
         if self._watch.changed(parameters) or self._values is None:
             self._values = None  # should this call fail
-            with torch.no_grad():
+            # Inference tensors count no writes: nothing could be kept for them, such as Winograd's weights.
+            with torch.inference_mode(False), torch.no_grad():
                 self._values = self._prologue(*parameters)
         given = [*self._values, *(inputs[i] for i in self._kept)]
         inputs.clear()
