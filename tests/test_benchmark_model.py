@@ -144,3 +144,11 @@ def test_models_are_seeded():
     assert torch.equal(torch.get_rng_state(), state)
     parameters = zip(one.parameters(), same.parameters(), other.parameters(), strict=True)
     assert all(torch.equal(p, q) and not torch.equal(p, r) for p, q, r in parameters if p.dim() > 1)
+
+
+def test_answers_depend_on_the_images():
+    net, images = model.made(model.Case("mobilenet_v2", models.factory("mobilenet_v2"), 2, (3, 64, 64)))
+    with torch.inference_mode():
+        one, other = net(images)
+    assert not net.training and all(m.momentum == 0.1 for m in net.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    assert (one - other).abs().max() > 0.1 * one.abs().max()

@@ -24,7 +24,7 @@ from torch_blocked import library
 from torch_blocked.benchmark import machine
 from torch_blocked.benchmark.contestants import CONTESTANTS, Answer
 from torch_blocked.benchmark.measure import medians
-from torch_blocked.benchmark.models import MODELS, build, factory, first_line
+from torch_blocked.benchmark.models import MODELS, build, factory, first_line, settle
 from torch_blocked.benchmark.report import (
     Column,
     Row,
@@ -136,7 +136,10 @@ def made(case: Case) -> tuple[nn.Module, Tensor]:
     """The model in eval mode and its images, from seed 0."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build(case.name, case.make).eval(), torch.randn(case.n, *case.size)
+        model, images = build(case.name, case.make).eval(), torch.randn(case.n, *case.size)
+        if case.name in MODELS:
+            settle(model, torch.randn(2, *case.size))
+        return model, images
 
 
 def expected_answer(case: Case, model: nn.Module, images: Tensor) -> Tensor:
