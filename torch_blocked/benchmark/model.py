@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, product
 from pathlib import Path
@@ -133,22 +134,30 @@ def measure(contestants: Sequence[str], case: Case, rounds: int) -> list[Row]:
 
 
 def made(case: Case) -> tuple[nn.Module, Tensor]:
-    """The model in eval mode and its images, from seed 0."""
+    """The model in eval mode and its images, from seed 0. UsageError where the one does not take the others."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, images = build(case.name, case.make).eval(), torch.randn(case.n, *case.size)
         if case.name in MODELS:
-            settle(model, torch.randn(2, *case.size))
+            with _refusal_of(case):
+                settle(model, torch.randn(2, *case.size))
         return model, images
+
+
+@contextmanager
+def _refusal_of(case: Case) -> Iterator[None]:
+    """What a model raises is a UsageError: it does not take such images."""
+    try:
+        yield
+    except Exception as error:  # of the user's own model
+        size = "x".join(map(str, case.size))
+        raise UsageError(f"{case.name} does not take {size} images: {first_line(error)}") from error
 
 
 def expected_answer(case: Case, model: nn.Module, images: Tensor) -> Tensor:
     """The plain model's answer. UsageError where it gives none."""
-    size = "x".join(map(str, case.size))
-    try:
+    with _refusal_of(case):
         answer = model(images)
-    except Exception as error:  # of the user's own model
-        raise UsageError(f"{case.name} does not take {size} images: {first_line(error)}") from error
     if not isinstance(answer, Tensor):
         raise UsageError(f"{case.name} gives {type(answer).__name__}, not one tensor")
     return answer
