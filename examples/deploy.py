@@ -1,10 +1,10 @@
-"""A blocked model as a package that runs without its Python code: torch.export, then AOTInductor.
+"""A model as a package that runs without its Python code: tb.export, then AOTInductor.
 
-    python examples/deploy.py [--package FILE] [--plain]
+    python examples/deploy.py [--package FILE]
 
-The package holds the compiled code and the packed weights. The process that loads it, Python or C++, first loads
-torch_blocked/_C.so, whose operators the code calls: here by `torch.ops.load_library`, in C++ by linking it or dlopen.
-A plain model makes a package as well, which runs PyTorch's own convolutions.
+The package holds the compiled code, fused as by torch.compile, and the packed weights. The process that loads it,
+Python or C++, first loads torch_blocked/_C.so, whose operators the code calls: here by `torch.ops.load_library`, in C++
+by linking it or dlopen.
 """
 
 import argparse
@@ -39,9 +39,8 @@ def make_model() -> nn.Module:
 def package(model: nn.Module, images: torch.Tensor, file: Path) -> None:
     """Compiles `model` for batches of any size up to 64 of images like these, into `file`."""
     batch = torch.export.Dim("batch", min=1, max=64)
-    with torch.no_grad():
-        program = torch.export.export(model, (images,), dynamic_shapes=({0: batch},))
-        torch._inductor.aoti_compile_and_package(program, package_path=str(file))
+    program = tb.export(model, (images,), dynamic_shapes=({0: batch},))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(file))
 
 
 def run_elsewhere(file: Path, images: torch.Tensor, folder: Path) -> torch.Tensor:
@@ -55,14 +54,11 @@ def run_elsewhere(file: Path, images: torch.Tensor, folder: Path) -> torch.Tenso
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--package", type=Path, metavar="FILE", help="keep the package as FILE, *.pt2")
-    parser.add_argument("--plain", action="store_true", help="package the plain model")
     args = parser.parse_args()
     model = make_model()
     images, more = torch.randn(2, 3, 32, 32), torch.randn(5, 3, 32, 32)
     with torch.no_grad():
         expected = model(more)
-    if not args.plain:
-        model.to(tb.blocked)
     with tempfile.TemporaryDirectory() as folder:
         file = args.package or Path(folder) / "model.pt2"
         package(model, images, file)

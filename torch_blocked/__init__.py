@@ -15,6 +15,7 @@ from torch_blocked.dispatch.convolution import Algorithm, algorithm
 from torch_blocked.dispatch.fallback import FallbackWarning
 from torch_blocked.dispatch.fallback import fallback_policy as fallback
 from torch_blocked.explain import explain
+from torch_blocked.export import export
 from torch_blocked.formats import Format, blocked, format
 from torch_blocked.library import empty_cache, isa, winograd
 from torch_blocked.memory_desc import Blocking, MemoryDesc
@@ -41,6 +42,7 @@ __all__ = [
     "dense_state_dict",
     "empty_cache",
     "explain",
+    "export",
     "fallback",
     "format",
     "from_physical",

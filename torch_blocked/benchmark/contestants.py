@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
+import tempfile
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -97,6 +98,15 @@ def blocked_dynamic(model: nn.Module, images: Tensor) -> Answer:
     return lambda: compiled(images)
 
 
+def blocked_package(model: nn.Module, images: Tensor) -> Answer:
+    """Ours, without Python: ``tb.export``, packaged by AOTInductor."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = tb.export(model, (images,))
+        file = torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/model.pt2")
+        package = torch._inductor.aoti_load_package(file)
+    return lambda: package(images)
+
+
 class Contestant(NamedTuple):
     """How to make a contestant, whether it is one of ours, the modules that it needs besides torch, and whether it is
     timed unless asked for."""
@@ -128,5 +138,6 @@ CONTESTANTS = {
     "openvino": Contestant(openvino, modules=("openvino",)),
     "blocked": Contestant(blocked, ours=True),
     "blocked compiled": Contestant(blocked_compiled, ours=True),
+    "blocked package": Contestant(blocked_package, ours=True),
     "blocked dynamic": Contestant(blocked_dynamic, ours=True, usual=False),
 }

@@ -92,11 +92,8 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
     how["get_decomp_fn"] = select_decomp_table  # by name, for Inductor's cache: a table of functions is no key
     inference = bool(how.get("is_inference"))
     if inference:
-        sizes_from_inputs(gm)
-        graph.fused = fuse(gm)
         graph.convolutions = sum(node.target in CONVOLUTIONS for node in gm.graph.nodes)
-        concatenate_in_place(gm)
-        graph.fused += scale_weights(gm)
+        graph.fused = optimize(gm)
     decompose(gm, inference)
     if not inference:
         return keep(graph, compile_fx_inner(gm, example_inputs, **how))
@@ -109,6 +106,14 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
     how["static_input_idxs"] = [*range(len(values)), *static]
     inputs = [*(v.meta["val"] for v in values), *(example_inputs[i] for i in kept)]
     return Hoisted(prologue, used, kept, BelowAutograd(keep(graph, compile_fx_inner(gm, inputs, **how))))
+
+
+def optimize(gm: fx.GraphModule) -> int:
+    """Steps 3 to 6 for inference, in place; how many operators went into convolutions."""
+    sizes_from_inputs(gm)
+    fused = fuse(gm)
+    concatenate_in_place(gm)
+    return fused + scale_weights(gm)
 
 
 class BelowAutograd:

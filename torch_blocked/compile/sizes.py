@@ -1,4 +1,4 @@
-"""Sizes that vary, as arithmetic on the graph's inputs: then no size of an answer needs the answer itself.
+"""Sizes that vary, as arithmetic on the graph's inputs and their sizes: then no size of an answer needs the answer.
 
 Where AOTAutograd asks a convolution's answer for its height, the answer has one reader more, and what comes after the
 question cannot move before it. Every size is an expression over those that are inputs, so it is computed from these.
@@ -22,12 +22,15 @@ class Sizes:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._inputs = {
-            node.meta["val"].node.expr: fx.Proxy(node)
-            for node in graph.find_nodes(op="placeholder")
-            if isinstance(node.meta.get("val"), torch.SymInt)
-        }
-        self._last = next(n for n in graph.nodes if n.next.op != "placeholder")
+        inputs = graph.find_nodes(op="placeholder")
+        self._last = inputs[-1]
+        for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
+            if node.args[0].op == "placeholder":
+                self._last.append(node)
+                self._last = node
+                inputs.append(node)
+        sizes = [node for node in inputs if isinstance(node.meta.get("val"), torch.SymInt)]
+        self._inputs = {node.meta["val"].node.expr: fx.Proxy(node) for node in sizes}
         self._known: dict[sympy.Expr, fx.Node] = {}
 
     def node(self, size: int | torch.SymInt) -> int | fx.Node | None:
@@ -62,7 +65,7 @@ def sizes_from_inputs(gm: fx.GraphModule) -> None:
     sizes = Sizes(gm.graph)
     for node in gm.graph.find_nodes(op="call_function", target=aten.sym_size.int):
         size = sizes.node(node.meta["val"])
-        if size is not None:
+        if size not in (None, node):
             node.replace_all_uses_with(size)
             gm.graph.erase_node(node)
     gm.recompile()

@@ -1,0 +1,136 @@
+"""`tb.export`: the program is fused, takes and gives what the model does, and runs as a package."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import torch_blocked as tb
+
+ops = torch.ops.torch_blocked
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 20, 3, padding=1, bias=False), nn.BatchNorm2d(20)
+        self.second, self.up = nn.Conv2d(20, 20, 3, padding=1), nn.ConvTranspose2d(20, 8, 2, stride=2)
+        self.norm.running_mean.uniform_(-1, 1)
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x, *, scale=None):
+        y = torch.relu(self.norm(self.first(x)))
+        y = nn.functional.silu(self.second(y) + y)
+        up = self.up(y)
+        return {"up": up if scale is None else up * scale, "mean": y.mean((2, 3))}
+
+
+class Concatenating(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Conv2d(3, 16, k, padding=k // 2) for k in (1, 3, 5))
+
+    def forward(self, x):
+        return torch.cat([torch.relu(branch(x)) for branch in self.branches], 1).amax((2, 3))
+
+
+BATCH = {0: torch.export.Dim("batch", min=1, max=9)}
+
+
+def called(program: torch.export.ExportedProgram) -> Counter:
+    return Counter(node.target for node in program.graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_program_is_fused_and_gives_the_answer(blocked, dynamic):
+    model, images = Residual().eval(), [torch.randn(n, 3, 9, 7) for n in ((2, 5) if dynamic else (2,))]
+    with torch.no_grad():
+        expected = [model(x) for x in images]
+    if blocked:
+        model.to(tb.blocked)
+    before = copy.deepcopy(model.state_dict())
+    program = tb.export(model, (images[0],), dynamic_shapes={"x": BATCH} if dynamic else None)
+    counts = called(program)
+    assert counts[ops.convolution.default] == 2 and counts[ops.convolution_transpose.default] == 1
+    names = " ".join(map(str, counts))
+    assert not any(name in names for name in ("batch_norm", "relu", "sigmoid", "rsqrt", "add", "conv2d", "reorder"))
+    assert_close([program.module()(x) for x in images], expected)
+    after = model.state_dict()
+    assert all(type(after[name]) is type(x) and torch.equal(after[name], x) for name, x in before.items())
+    assert not model._forward_hooks
+
+
+def test_keyword_arguments():
+    model, x, scale = Residual().eval(), torch.randn(1, 3, 8, 8), torch.randn(8, 1, 1)
+    program = tb.export(model, (x,), {"scale": scale})
+    assert_close(program.module()(x, scale=scale), model(x, scale=scale))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_concatenation_without_a_copy(dynamic):
+    model, x = Concatenating().eval(), torch.randn(3, 3, 10, 6)
+    program = tb.export(model, (x,), dynamic_shapes=({**BATCH, 2: torch.export.Dim.AUTO},) if dynamic else None)
+    counts = called(program)
+    assert counts[ops.convolution_out.default] == 3 and torch.ops.aten.cat.default not in counts
+    for images in (x, torch.randn(7, 3, 12, 6)) if dynamic else (x,):
+        assert_close(program.module()(images), model(images))
+
+
+def test_saved_and_loaded(tmp_path):
+    model, x = Residual().eval(), torch.randn(1, 3, 8, 8)
+    torch.export.save(tb.export(model, (x,)), tmp_path / "program.pt2")
+    assert_close(torch.export.load(tmp_path / "program.pt2").module()(x), model(x))
+
+
+def test_package(tmp_path):
+    """Weights are packed once, in inference_mode too; a part of what is concatenated is written in place."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.wide = Concatenating(), nn.Conv2d(3, 64, 3, padding=1)
+            self.last = nn.Conv2d(64, 64, 3, padding=1)
+
+        def forward(self, x):
+            return self.stem(x), self.last(torch.relu(self.wide(x)))
+
+    model, x = Model().eval(), torch.randn(2, 3, 40, 40)
+    program = tb.export(model, (x,), dynamic_shapes=(BATCH,))
+    file = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    package = torch._inductor.aoti_load_package(file)
+    for images in (x, torch.randn(5, 3, 40, 40)):
+        with torch.inference_mode():
+            package(images)
+            with tb.count() as counts:
+                answer = package(images)
+        assert not counts.reorders and not counts.fallbacks
+        assert_close(answer, model(images))
+
+
+def test_refused():
+    model, x = Residual(), torch.randn(1, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"training mode: call model.eval\(\)"):
+        tb.export(model, (x,))
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Module and got function"):
+        tb.export(called, (x,))
+    with pytest.raises(ValueError, match=r"plain example inputs and one is blocked"):
+        tb.export(model.eval(), (x.to(tb.blocked),))
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(3, 4, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.first(x) * self.calls
+
+    with pytest.raises(ValueError, match=r"the model writes to calls: use torch\.export"):
+        tb.export(Counting().eval(), (x,))

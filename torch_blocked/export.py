@@ -1,0 +1,82 @@
+"""`tb.export`: torch.export's program of a model, its convolutions blocked and fused, to be packaged or saved."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from torch_blocked.formats import blocked
+from torch_blocked.reorder import to_dense
+from torch_blocked.tensor import BlockedTensor
+
+
+def export(
+    model: nn.Module, args: tuple, kwargs: dict[str, Any] | None = None, *, dynamic_shapes: Any | None = None
+) -> torch.export.ExportedProgram:
+    """`torch.export.export` of a model for inference, blocked and fused as by `torch.compile(backend="torch_blocked")`.
+
+    The program consists of ATen's and torch_blocked's operators on physical tensors; packed weights and folded
+    normalization are its constants. Make a package of it, `torch._inductor.aoti_compile_and_package(program,
+    package_path="model.pt2")`, which runs without Python and is the fastest for small images and batches, or save it,
+    `torch.export.save`. Who loads either loads torch_blocked's operators first.
+
+    Args:
+        model: plain or after `model.to(tb.blocked)`, in eval mode; left as it is.
+        args, kwargs: example inputs, plain tensors among them.
+        dynamic_shapes: which sizes may vary, as `torch.export.export` takes it.
+
+    Returns:
+        A program that takes what the model takes and gives what it gives, plain where that is blocked.
+
+    Raises:
+        TypeError: `model` is no module.
+        ValueError: the model is in training mode or writes to its buffers, or an input is blocked.
+    """
+    from torch._inductor.constant_folding import constant_fold
+
+    from torch_blocked.compile.fusion import decompose, decompositions
+    from torch_blocked.compile.lower import optimize
+
+    _check(model, args, kwargs)
+    model = copy.deepcopy(model).to(blocked)
+    model.register_forward_hook(_plain)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch.export's own
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        program = program.run_decompositions(decompositions())
+        if written := program.graph_signature.buffers_to_mutate:
+            name = next(iter(written.values()))
+            raise ValueError(f"tb.export makes constants of buffers and the model writes to {name}: use torch.export")
+        gm = program.module(check_guards=False)
+        _describe_constants(gm)
+        optimize(gm)
+        decompose(gm, inference=True)
+        constant_fold(gm)
+        return torch.export.export(gm, args, kwargs, dynamic_shapes=dynamic_shapes)
+
+
+def _check(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"tb.export takes a torch.nn.Module and got {type(model).__name__}: wrap a function in one")
+    if model.training:
+        raise ValueError("tb.export is for inference and the model is in training mode: call model.eval() first")
+    if any(isinstance(x, BlockedTensor) for x in pytree.tree_leaves((args, kwargs))):
+        raise ValueError("tb.export takes plain example inputs and one is blocked: give its to_dense()")
+
+
+def _plain(model: nn.Module, args: tuple, outputs: object) -> object:
+    return pytree.tree_map_only(BlockedTensor, to_dense, outputs)
+
+
+def _describe_constants(gm: fx.GraphModule) -> None:
+    """Gives parameters and buffers, too, what every other node has: the fake tensor that they are while tracing."""
+    known = [node.meta.get("val") for node in gm.graph.nodes]
+    fakes = torch._guards.detect_fake_mode([value for value in known if isinstance(value, Tensor)])
+    for node in gm.graph.find_nodes(op="get_attr"):
+        module, _, name = node.target.rpartition(".")
+        node.meta["val"] = fakes.from_tensor(getattr(gm.get_submodule(module), name), static_shapes=True)
