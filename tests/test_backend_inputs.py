@@ -4,6 +4,8 @@ import pytest
 import torch
 from backend_cases import Lambda, assert_close, block, both, conv, fresh  # noqa: F401
 from torch import nn
+from torch._inductor import compile_fx
+from torch._inductor import config as inductor_config
 
 import torch_blocked as tb
 
@@ -148,3 +150,24 @@ def test_errors(name):
             torch.compile(model, backend=backend)(x)
         types.append(type(error.value))
     assert types[0] is types[1]
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_sizes_are_asserted_where_an_operator_is_unknown(monkeypatch, unknown):
+    asserted = []
+    compile_fx_inner = compile_fx.compile_fx_inner
+
+    def recording(gm, inputs, **how):
+        asserted.append(inductor_config.size_asserts)
+        return compile_fx_inner(gm, inputs, **how)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", recording)
+    convolution, x = nn.Conv2d(3, 8, 3).eval(), torch.randn(1, 3, 8, 8)
+
+    def call(x):
+        y = torch.relu(convolution(x)).amax((2, 3))
+        return torch.linalg.matrix_exp(y @ y.T) if unknown else y
+
+    with torch.no_grad():
+        assert_close(torch.compile(call, backend="torch_blocked")(x), call(x))
+    assert asserted == [unknown]

@@ -86,7 +86,6 @@ def _with_this_build(settings: dict[str, object]) -> dict[str, object]:
 
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
     """Steps 3 to 8, on the graph of physical tensors."""
-    from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
 
     how["get_decomp_fn"] = select_decomp_table  # by name, for Inductor's cache: a table of functions is no key
@@ -96,16 +95,31 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
         graph.fused = optimize(gm)
     decompose(gm, inference)
     if not inference:
-        return keep(graph, compile_fx_inner(gm, example_inputs, **how))
+        return keep(graph, _inductor(gm, example_inputs, **how))
     taken = hoist(gm, set(how.get("static_input_idxs", ())))
     if taken is None:
-        return BelowAutograd(keep(graph, compile_fx_inner(gm, example_inputs, **how)))
+        return BelowAutograd(keep(graph, _inductor(gm, example_inputs, **how)))
     prologue, used, kept, values = taken
     graph.hoisted = len(values)
     static = [len(values) + new for new, old in enumerate(kept) if old in how["static_input_idxs"]]
     how["static_input_idxs"] = [*range(len(values)), *static]
     inputs = [*(v.meta["val"] for v in values), *(example_inputs[i] for i in kept)]
-    return Hoisted(prologue, used, kept, BelowAutograd(keep(graph, compile_fx_inner(gm, inputs, **how))))
+    return Hoisted(prologue, used, kept, BelowAutograd(keep(graph, _inductor(gm, inputs, **how))))
+
+
+def _inductor(gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
+    """Without assertions that tensors have the sizes they were traced with: a microsecond a convolution.
+
+    They are for what Inductor neither generates nor knows; our operators check what they are given themselves.
+    """
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.lowering import fallbacks, lowerings
+
+    called = [node.target for node in gm.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    unknown = [op for op in called if op.namespace != "torch_blocked" and (op in fallbacks or op not in lowerings)]
+    with config.patch(size_asserts=config.size_asserts and bool(unknown)):
+        return compile_fx_inner(gm, example_inputs, **how)
 
 
 def optimize(gm: fx.GraphModule) -> int:
