@@ -52,7 +52,10 @@ __attribute__((visibility("default"))) void torch_blocked_set_size(void* wrapper
 
 // Lists that may be empty are optional: the executor of AOTInductor's packages passes nothing for them.
 TORCH_LIBRARY(torch_blocked, m) {
-  m.class_<torch_blocked::Watch>("Watch").def(torch::init<>()).def("changed", &torch_blocked::Watch::changed);
+  m.class_<torch_blocked::Watch>("Watch")
+      .def(torch::init<>())
+      .def("number", &torch_blocked::Watch::number)
+      .def("holds", &torch_blocked::Watch::holds);
   m.def(
       "reorder(Tensor src, SymInt[] size, int[] src_blocking, int[] dst_order, int[] dst_blocking, "
       "ScalarType? dtype=None) -> Tensor");

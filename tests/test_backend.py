@@ -83,23 +83,58 @@ def test_writes_in_inference_mode_are_seen(blocked, graphs):
         model.layers.b.weight.mul_(2)
 
 
+@pytest.fixture
+def prologues(monkeypatch):
+    """One entry for each time that weights were packed."""
+    runs, init = [], hoist.Hoisted.__init__
+
+    def recording(self, prologue, *args):
+        init(self, lambda *inputs: runs.append(1) or prologue(*inputs), *args)
+
+    monkeypatch.setattr(hoist.Hoisted, "__init__", recording)
+    return runs
+
+
 @both
 @torch.no_grad()
-def test_packed_once(blocked, graphs, monkeypatch):
+def test_packed_once(blocked, graphs, prologues):
     """And not again while nothing changes."""
-    runs, call = [], hoist.Hoisted.__init__
-
-    def init(self, prologue, *args):
-        call(self, lambda *inputs: runs.append(1) or prologue(*inputs), *args)
-
-    monkeypatch.setattr(hoist.Hoisted, "__init__", init)
     model, x = block(), torch.randn(2, 3, 6, 5)
     function = compiled(model.to(tb.blocked) if blocked else model)
     for calls in (1, 1, 2, 2):
-        if calls > len(runs) > 0:
+        if calls > len(prologues) > 0:
             model.layers.m.running_var.mul_(2)
         function(x)
-        assert len(runs) == calls
+        assert len(prologues) == calls
+
+
+@both
+@torch.no_grad()
+def test_models_that_share_code_are_packed_once_each(blocked, graphs, prologues):
+    """Dynamo compiles a class once for all its models: they take turns."""
+    models, x = [block() for _ in range(3)], torch.randn(2, 3, 6, 5)
+    models = [model.to(tb.blocked) if blocked else model for model in models]
+    functions = [compiled(model) for model in models]
+    for _ in range(3):
+        for function, model in zip(functions, models, strict=True):
+            assert_close(function(x), dense(model(x)))
+    assert len(graphs) == 1 and len(prologues) == 3
+    models[1].layers.m.running_var.mul_(2)
+    for _ in range(2):
+        for function, model in zip(functions, models, strict=True):
+            assert_close(function(x), dense(model(x)))
+    assert len(prologues) == 4
+
+
+@torch.no_grad()
+def test_values_of_a_model_that_is_gone_are_freed(graphs, monkeypatch):
+    made, init = [], hoist.Hoisted.__init__
+    monkeypatch.setattr(hoist.Hoisted, "__init__", lambda self, *args: made.append(self) or init(self, *args))
+    x = torch.randn(2, 3, 6, 5)
+    for _ in range(4):
+        model = block()
+        assert_close(compiled(model)(x), model(x))
+    assert len(made) == 1 and len(made[0]._values) <= 2
 
 
 @both
@@ -238,7 +273,7 @@ def test_weights_are_kept_once(blocked, graphs, monkeypatch):
     monkeypatch.setattr(hoist.Hoisted, "__init__", lambda self, *args: init(self, *args) or made.append(self))
     model = nn.Sequential(conv(16, 64), nn.BatchNorm2d(64), conv(64, 64)).eval()
     compiled(model.to(tb.blocked) if blocked else model)(torch.randn(1, 16, 6, 5))
-    kept = sum(v.untyped_storage().nbytes() for v in made[0]._values if v.dim() > 1)
+    kept = sum(v.untyped_storage().nbytes() for values in made[0]._values.values() for v in values if v.dim() > 1)
     assert kept == (0 if blocked else 4 * 9 * (16 * 64 + 64 * 64))
 
 

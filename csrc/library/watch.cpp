@@ -14,12 +14,24 @@ bool Watch::Seen::is(const at::Tensor& tensor) const {
          version == tensor.unsafeGetTensorImpl()->version_counter().current_version() && !storage.expired();
 }
 
-bool Watch::changed(const std::vector<at::Tensor>& tensors) {
-  const auto same = [](const Seen& seen, const at::Tensor& tensor) { return seen.is(tensor); };
-  if (std::equal(seen_.begin(), seen_.end(), tensors.begin(), tensors.end(), same)) return false;
-  seen_.clear();
-  for (const at::Tensor& tensor : tensors) seen_.emplace_back(tensor);
-  return true;
+int64_t Watch::number(const std::vector<at::Tensor>& tensors) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto is = [](const Seen& seen, const at::Tensor& tensor) { return seen.is(tensor); };
+  for (const auto& [number, list] : lists_)
+    if (std::equal(list.begin(), list.end(), tensors.begin(), tensors.end(), is)) return number;
+  for (auto it = lists_.begin(); it != lists_.end();) {
+    bool gone = false;
+    for (size_t i = 0; i < tensors.size() && !gone; i++)
+      gone = it->second[i].storage.expired() || it->second[i].was(tensors[i]);
+    it = gone ? lists_.erase(it) : std::next(it);
+  }
+  lists_.emplace(++last_, std::vector<Seen>(tensors.begin(), tensors.end()));
+  return last_;
+}
+
+bool Watch::holds(int64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return lists_.count(number) > 0;
 }
 
 }  // namespace torch_blocked

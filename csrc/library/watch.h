@@ -4,16 +4,21 @@
 #include <torch/custom_class.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <vector>
 
 namespace torch_blocked {
 
-// A list of tensors as it was when last seen.
+// Lists of tensors as they were when last seen: one for each model of those that run the same compiled code.
 class Watch : public torch::CustomClassHolder {
  public:
-  // Whether the tensors have been written to or replaced since the last call; true the first time. Nothing tells that
-  // an inference tensor was written to: with one among them always true.
-  bool changed(const std::vector<at::Tensor>& tensors);
+  // The number of the list `tensors`: the one it had when it was last seen, or where a tensor has been written to or
+  // replaced since, a new one. Nothing tells that an inference tensor was written to: with one among them, always a new
+  // one.
+  int64_t number(const std::vector<at::Tensor>& tensors);
+  // False after one of its tensors was written to, as far as a later call of `number` told, or freed.
+  bool holds(int64_t number);
 
  private:
   struct Seen {
@@ -24,8 +29,11 @@ class Watch : public torch::CustomClassHolder {
 
     explicit Seen(const at::Tensor& tensor);
     bool is(const at::Tensor& tensor) const;
+    bool was(const at::Tensor& tensor) const { return data == tensor.const_data_ptr() && !is(tensor); }
   };
-  std::vector<Seen> seen_;
+  std::mutex mutex_;
+  std::map<int64_t, std::vector<Seen>> lists_;
+  int64_t last_ = -1;
 };
 
 }  // namespace torch_blocked

@@ -26,16 +26,19 @@ class Hoisted:
     ) -> None:
         self._prologue, self._static, self._kept, self._compiled = prologue, static, kept, compiled
         self._watch = torch.classes.torch_blocked.Watch()
-        self._values: tuple | None = None
+        # By the watch's number: models of one class, and repeated layers compiled by themselves, share this graph.
+        self._values: dict[int, tuple] = {}
 
     def __call__(self, inputs: list) -> object:
         parameters = [inputs[i] for i in self._static]
-        if self._watch.changed(parameters) or self._values is None:
-            self._values = None  # should this call fail
+        number = self._watch.number(parameters)
+        values = self._values.get(number)
+        if values is None:
+            self._values = {n: kept for n, kept in self._values.items() if self._watch.holds(n)}
             # Inference tensors count no writes: nothing could be kept for them, such as Winograd's weights.
             with torch.inference_mode(False), torch.no_grad():
-                self._values = self._prologue(*parameters)
-        given = [*self._values, *(inputs[i] for i in self._kept)]
+                values = self._values[number] = self._prologue(*parameters)
+        given = [*values, *(inputs[i] for i in self._kept)]
         inputs.clear()
         return self._compiled(given)
 
