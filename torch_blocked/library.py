@@ -163,6 +163,17 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+def tag_caches() -> None:
+    """Makes this build a part of the key of all that torch.compile keeps on disk, from now on.
+
+    Any backend's graphs may call the operators, by their schemas: with those of another build they would crash.
+    """
+    torch.compiler.config.cache_key_tag += f" torch_blocked {fingerprint()}"
+
+
+tag_caches()
+
+
 def empty_cache() -> None:
     """Gives the system back what freed outputs left in the pool, and packed weights."""
     ops.empty_cache()
