@@ -21,6 +21,7 @@ from torch_blocked.__main__ import main
 from torch_blocked.benchmark import machine
 from torch_blocked.benchmark.models import make_model
 from torch_blocked.explain import palette, passes
+from torch_blocked.explain.record import Call, Reorder
 
 ROOT = Path(__file__).parent.parent
 
@@ -322,6 +323,36 @@ def test_plot_without_matplotlib(report, tmp_path, monkeypatch):
         report.plot(tmp_path / "report.png")
 
 
+# ---- Odd calls and inputs
+
+
+def test_what_is_no_convolution():
+    names = ("convolution", "conv_transpose2d", "_convolution", "_convert_indices_from_csr_to_coo")
+    assert [Call("", name).is_convolution for name in names] == [True, True, True, False]
+
+
+def test_times_are_merged_of_runs_that_did_the_same():
+    def run(seconds, *reorders):
+        return [Call("", "convolution", reorders=list(reorders), seconds=seconds)]
+
+    moved, packed = Reorder("nchw", "nChw16c", 8, 3.0), Reorder("oihw", "packed", 8, None)
+    first = run(9.0, copy.copy(moved))
+    (call,) = passes.merged([first, run(1.0, moved), run(5.0, packed), run(7.0, packed), run(3.0, moved)])
+    assert (call.seconds, call.reorders) == (2.0, [moved])
+
+
+def test_inputs_that_are_one_tensor_stay_one():
+    same = []
+    tb.explain(lambda x, y, z: same.append((x is y, x is z)), *[torch.ones(2)] * 2, z=torch.ones(2))
+    assert set(same) == {(True, False)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_can_be_blocked(dtype):
+    report = tb.explain(nn.Conv2d(16, 16, 3).to(dtype), torch.ones(1, 16, 8, 8, dtype=dtype))
+    assert "blocked where they are float32 or of half precision" in " ".join(report.verdict.split())
+
+
 # ---- Compiled
 
 
@@ -347,6 +378,58 @@ def test_compiled(backend):
     else:
         assert kinds == {"padding"} and "another backend" in graph
     assert "graph " in str(report) and json.dumps(report.to_dict())
+
+
+def compiled_report(model, x, backend):
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            return tb.explain(torch.compile(model, backend=backend), x)
+    finally:
+        torch._dynamo.reset()
+
+
+class Beside(nn.Module):
+    """Two convolutions, one of them transposed, whose answers are one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ConvTranspose2d(16, 48, 3, padding=4)
+
+    def forward(self, x):
+        return torch.cat([self.a(x), self.b(x)], 1)
+
+
+def test_compiled_convolutions_into_one_tensor():
+    report = compiled_report(Beside().eval(), torch.randn(1, 16, 12, 12), "torch_blocked")
+    found = {c.operator: (c.inputs[0].size, c.outputs[0].size) for c in report.run.calls if c.is_convolution}
+    assert found == {
+        "convolution_out": ((1, 16, 12, 12), (1, 32, 6, 6)),
+        "convolution_transpose_out": ((1, 16, 12, 12), (1, 48, 6, 6)),
+    }
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
+def test_compiled_fallbacks_are_not_our_own_operators():
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), Double(), nn.Conv2d(32, 16, 3).double()).eval()
+    report = compiled_report(model, torch.randn(1, 16, 12, 12), "torch_blocked")
+    (finding,) = report.findings
+    assert finding.kind == "fallback"
+    assert [(c.is_blocked, bool(c.fallback)) for c in report.run.calls if c.is_convolution] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
+
+
+def test_compiled_half_precision():
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ConvTranspose2d(32, 16, 3, stride=2)).bfloat16().to(tb.blocked)
+    report = compiled_report(model, torch.randn(1, 16, 12, 12).bfloat16(), "inductor")
+    operands = [(x.size, x.dtype) for c in report.run.calls if c.is_convolution for x in c.inputs[:1] + c.outputs]
+    sizes = ((1, 16, 12, 12), (1, 32, 10, 10), (1, 32, 10, 10), (1, 16, 21, 21))
+    assert operands == [(size, "bfloat16") for size in sizes]
 
 
 # ---- The command
