@@ -323,9 +323,6 @@ def test_plot_without_matplotlib(report, tmp_path, monkeypatch):
         report.plot(tmp_path / "report.png")
 
 
-# ---- Odd calls and inputs
-
-
 def test_what_is_no_convolution():
     names = ("convolution", "conv_transpose2d", "_convolution", "_convert_indices_from_csr_to_coo")
     assert [Call("", name).is_convolution for name in names] == [True, True, True, False]
@@ -419,9 +416,8 @@ def test_compiled_fallbacks_are_not_our_own_operators():
     report = compiled_report(model, torch.randn(1, 16, 12, 12), "torch_blocked")
     (finding,) = report.findings
     assert finding.kind == "fallback"
-    assert [(c.is_blocked, bool(c.fallback)) for c in report.run.calls if c.is_convolution] == [
-        (True, False), (False, True),
-    ]  # fmt: skip
+    found = [(c.is_blocked, bool(c.fallback)) for c in report.run.calls if c.is_convolution]
+    assert found == [(True, False), (False, True)]
 
 
 def test_compiled_half_precision():
