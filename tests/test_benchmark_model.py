@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 
@@ -79,6 +80,15 @@ def test_model_whose_contestants_all_fail(bench, monkeypatch):
     _, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "--input", "3x9x8",
                      "--contestants", "openvino")  # fmt: skip
     assert [row["note"] for row in found["rows"]] == ["ZeroDivisionError: division by zero"]
+
+
+def test_making_a_contestant_leaves_logging_as_it_was():
+    logging.disable(logging.ERROR)
+    try:
+        CONTESTANTS["nchw"].prepared(torch.nn.Identity(), torch.ones(1))
+        assert logging.root.manager.disable == logging.ERROR
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def test_model_without_a_contestant(error_of, monkeypatch):

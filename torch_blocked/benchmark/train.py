@@ -114,7 +114,7 @@ def _target(model: nn.Module, case: Case) -> Tensor:
         with torch.no_grad():  # of a copy: running statistics move
             size = copy.deepcopy(model)(torch.randn(2, 3, case.image, case.image)).shape
         return torch.randint(0, size[1], (case.n, *size[2:]))
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # of the user's own model
         sizes = f"3x{case.image}x{case.image}"
         raise UsageError(f"{case.name} does not make logits of {sizes} images: {first_line(error)}") from error
 
