@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -17,10 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch_blocked as tb
-from torch_blocked.__main__ import main
-from torch_blocked.benchmark import machine
 from torch_blocked.benchmark.models import make_model
 from torch_blocked.explain import palette, passes
+from torch_blocked.explain import report as reports
 from torch_blocked.explain.record import Call, Reorder
 
 ROOT = Path(__file__).parent.parent
@@ -291,9 +289,11 @@ def test_to_dict_is_json(report):
     assert row["module"] == "part.0" and row["reorders"][0]["nbytes"] > 0 and row["fallback"]["why"]
 
 
-def test_html(report):
+def test_html(report, monkeypatch):
     page = report._repr_html_()
     assert page.count("<tr>") == page.count("</tr>") > 4 and "part.0" in page and "&lt;" not in page.split("<table>")[0]
+    monkeypatch.setattr(reports, "FOLDED", 2.0)
+    assert "... and" in report.table() and "... and" in report._repr_html_()
 
 
 def test_plot(report, tmp_path):
@@ -426,73 +426,3 @@ def test_compiled_half_precision():
     operands = [(x.size, x.dtype) for c in report.run.calls if c.is_convolution for x in c.inputs[:1] + c.outputs]
     sizes = ((1, 16, 12, 12), (1, 32, 10, 10), (1, 32, 10, 10), (1, 16, 21, 21))
     assert operands == [(size, "bfloat16") for size in sizes]
-
-
-# ---- The command
-
-
-def test_command(capsys, tmp_path):
-    main(["explain", "--model", "squeezenet1_1", "--input", "1x3x32x32", "--json", str(tmp_path / "r.json")])
-    assert "convolution" in capsys.readouterr().out
-    assert json.loads((tmp_path / "r.json").read_text())["how"] == "eager"
-
-
-def make_linear():
-    return nn.Linear(4, 5)
-
-
-def fail():
-    raise ValueError("two\nlines")
-
-
-# Arguments -> what the one line on stderr says.
-WRONG = {
-    "--model nope": "unknown model 'nope'",
-    "--model test_explain:fail": "ValueError: two",
-    "--model test_explain:re": "is no function that makes a model",
-    "--model builtins:int": "makes int, no torch.nn.Module",
-    "--model squeezenet1_1 --input 3x4": "the model does not run on 3x4: RuntimeError",
-    "--model squeezenet1_1 --input 1x3x99999999x99999999": "the model does not run on 1x3x99999999x99999999: Runtime",
-    "--model squeezenet1_1 --input 1x3x99999999999999999999": "TypeError",
-    "--model .:f": "a relative import",
-    "--model squeezenet1_1 --threads 99999999999": "'99999999999' is not a positive number",
-    "--model squeezenet1_1 --input 1xx3": "is no size such as 1x3x224x224",
-    "--model squeezenet1_1 --plain --blocked": "not allowed with",
-    "--model squeezenet1_1 --json no/such/folder": "is not a file in a folder that exists",
-    "": "required: --model",
-}
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_wrong_commands_end_in_one_line(arguments, error_of):
-    assert WRONG[arguments] in error_of(f"explain {arguments}")
-
-
-def test_command_of_a_model_of_ones_own(capsys):
-    main(["explain", "--model", "test_explain:make_linear", "--input", "2x4", "--whole", "--train"])
-    assert "addmm" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "tier, flags, text",
-    [
-        ("avx512", "", "none: avx512 is the fastest"),
-        ("avx2", "avx2 fma", "avx512 needs a CPU with avx512f, avx512bw, avx512vl, avx512dq"),
-        ("avx2", "avx2 fma avx512f avx512bw avx512vl avx512dq", "avx512: unset ATEN_CPU_CAPABILITY"),
-        ("default", "fma", "avx2 needs a CPU with avx2"),
-        ("default", "avx2 fma", "avx2: unset ATEN_CPU_CAPABILITY"),
-    ],
-)
-def test_info_tells_of_a_faster_tier(tier, flags, text, monkeypatch, tmp_path, capsys):
-    (tmp_path / "cpuinfo").write_text(f"model name\t: some\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(machine.tb, "isa", lambda: tier)
-    main(["info"])
-    assert capsys.readouterr().out.splitlines()[-1] == f"faster tier    {text}"
-
-
-def test_example():
-    command = [sys.executable, "examples/explain_model.py", "--rounds", "1"]
-    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
-    rows = re.findall(r"^(fallback|padding|lost format) +[\d.]+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)
-    assert rows == ["fallback", "padding", "lost format"]

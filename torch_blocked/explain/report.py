@@ -150,19 +150,23 @@ class Report:
     def table(self, whole: bool = False) -> str:
         """The report as text, 100 columns wide; `whole`: with the rows that take next to no time."""
         verdict = [part for line in self.verdict.splitlines() for part in wrapped(line)]
-        rows, left = [], []
-        for call in self.run.calls:
-            (rows if whole or self.is_notable(call) else left).append(call)
+        rows, left_out = self.rows(whole)
         lines = [*verdict, "", " ".join(align(name, width) for name, width in COLUMNS)]
         for call in rows:
             cells = zip(self.cells(call), COLUMNS, strict=True)
             lines.append(" ".join(align(text, width) for text, (_, width) in cells))
             lines += [part for note in notes(call) for part in wrapped(note, "    ")]
-        if left:
-            ms = 1e3 * sum(call.seconds for call in left)
-            lines.append(f"... and {count(len(left), 'call')} of {ms:.3f} ms in all: report.table(whole=True)")
         summary = [part for line in self.summary() for part in wrapped(line)]
-        return "\n".join([*lines, "", *summary])
+        return "\n".join([*lines, *left_out, "", *summary])
+
+    def rows(self, whole: bool = False) -> tuple[list[Call], list[str]]:
+        """The calls that have a row, all where `whole`, and a line on the others, where there are any."""
+        rows, left = [], []
+        for call in self.run.calls:
+            (rows if whole or self.is_notable(call) else left).append(call)
+        ms = 1e3 * sum(call.seconds for call in left)
+        line = f"... and {count(len(left), 'call')} of {ms:.3f} ms in all: report.table(whole=True)"
+        return rows, [line] if left else []
 
     def is_notable(self, call: Call) -> bool:
         """Whether a call takes its part of the time, or has something to say."""
