@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from conftest import assert_same
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 
 import torch_blocked as tb
 from torch_blocked import library
@@ -110,8 +111,9 @@ def test_weights_are_packed_once(layer):
 def test_compiled_models_pack_weights_once(to):
     model, x = MODELS["transposed"](), torch.randn(1, 64, 8, 8)
     expected = model(x).detach()
+    torch._dynamo.reset()
     compiled = torch.compile(to(model), backend="torch_blocked")
-    with torch.inference_mode():
+    with torch.inference_mode(), inductor_config.patch(force_disable_caches=True):
         for _ in range(2):
             compiled(x)
         before = library.weight_reorders()
@@ -184,6 +186,15 @@ def test_training_keeps_none(make):
         optimizer.zero_grad()
         if step:
             assert library.packed_weights_bytes() == 0
+
+
+def test_weights_in_a_format_of_others_are_reordered_once():
+    x, w = torch.randn(1, 64, 8, 8).to(tb.blocked), torch.randn(64, 64, 1, 1).to(tb.OIhw4i16o4i)
+    with tb.count() as counts:
+        before = [F.conv2d(x, w) for _ in range(3)][-1].to_dense()
+    assert counts.reorders.total() == 1 + 1  # to_dense
+    w.mul_(2)
+    torch.testing.assert_close(F.conv2d(x, w).to_dense(), before * 2)
 
 
 def test_one_tensor_serves_several_transposed_convolutions():
