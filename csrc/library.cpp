@@ -3,6 +3,7 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/library.h>
 
+#include "conv/conv.h"
 #include "isa.h"
 #include "library/operators.h"
 #include "library/watch.h"
@@ -21,8 +22,13 @@ void set_isa_by_name(c10::string_view name) {
 }  // namespace
 }  // namespace torch_blocked
 
-// Not operators: called for every BlockedTensor that is made.
+// Not operators: called for every BlockedTensor that is made, and every convolution.
 extern "C" {
+
+// How often convolutions that this thread called have reordered their weights.
+__attribute__((visibility("default"))) int64_t torch_blocked_weight_reorders() {
+  return torch_blocked::ReorderedWeights::count();
+}
 
 // `tensor` counts its versions together with `other`: a write to either is a write to both.
 __attribute__((visibility("default"))) void torch_blocked_share_version(void* tensor, void* other) {

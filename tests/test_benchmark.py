@@ -295,6 +295,15 @@ def test_threads_are_restored(bench):
 
 # ---- errors: one line, status 2
 
+
+def particular():
+    class Particular(torch.nn.Conv2d):
+        def forward(self, x):
+            assert x.size(1) == 1, "only gray images"
+
+    return Particular(1, 2, 3)
+
+
 WRONG = {
     "": "required: command",
     "bench": "required: what",
@@ -318,6 +327,7 @@ WRONG = {
     "bench train --model torch.nn:Identity": "no torch.nn.Module with parameters",
     "bench train --model resnet18 --image 7 --batch 0": "'0' is not a positive number",
     "bench train --model vgg16_bn --image 8": "does not make logits of 3x8x8 images",
+    "bench train --model test_benchmark:particular": "does not make logits of 3x224x224 images: only gray images",
     "bench model --input 3x224": "'3x224' is not CxHxW",
     "bench model --model nothing": "unknown model 'nothing'",
     "bench model --model torch.nn:Dropout2d --plot no/such/folder/file": "is not a file in a folder that exists",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 
@@ -72,6 +73,28 @@ def test_model_with_a_contestant_that_fails(bench, monkeypatch):
     assert "not installed, left out: onnxruntime (pip install torch_blocked[bench])\n" in text
     assert [row["contestant"] for row in found["rows"]] == ["nchw", "openvino"]
     assert "ms" not in found["rows"][1] and found["rows"][1]["note"] == "NotImplementedError: no such operator"
+
+
+def test_model_whose_contestants_all_fail(bench, monkeypatch):
+    monkeypatch.setitem(CONTESTANTS, "openvino", Contestant(lambda model, images: 1 / 0))
+    _, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "--input", "3x9x8",
+                     "--contestants", "openvino")  # fmt: skip
+    assert [row["note"] for row in found["rows"]] == ["ZeroDivisionError: division by zero"]
+
+
+def test_making_a_contestant_leaves_logging_as_it_was():
+    logging.disable(logging.ERROR)
+    try:
+        CONTESTANTS["nchw"].prepared(torch.nn.Identity(), torch.ones(1))
+        assert logging.root.manager.disable == logging.ERROR
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_model_without_a_contestant(error_of, monkeypatch):
+    monkeypatch.setitem(CONTESTANTS, "openvino", Contestant(nchw, modules=("no_such_module",)))
+    command = "bench model --model test_benchmark:tiny --batch 1 --input 3x9x8 --contestants openvino"
+    assert "not installed, left out: openvino" in error_of(command)
 
 
 def test_model_summaries():

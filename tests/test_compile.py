@@ -11,6 +11,7 @@ from conftest import assert_same
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 import torch_blocked as tb
@@ -254,16 +255,29 @@ def test_export(x):
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-4)
 
 
-def test_the_cache_on_disk_is_of_one_build(tmp_path, monkeypatch):
+@pytest.mark.parametrize("backend", ["torch_blocked", "inductor"])
+def test_the_cache_on_disk_is_of_one_build(tmp_path, monkeypatch, backend):
     """What Inductor compiled is taken again by the same build, and not by another: its operators may differ."""
+    model = nn.Conv2d(3, 17, 3).to(tb.blocked)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     hits = []
     for build in ("one", "one", "another"):
         monkeypatch.setattr(library, "fingerprint", lambda build=build: build)
         torch._dynamo.reset()
         counters.clear()
-        with torch.no_grad(), inductor_config.patch(force_disable_caches=False):
-            torch.compile(nn.Conv2d(3, 17, 3), backend="torch_blocked")(torch.randn(1, 3, 6, 5))
+        with (
+            torch.no_grad(),
+            inductor_config.patch(force_disable_caches=False),
+            functorch_config.patch(enable_autograd_cache=False),  # it is asked first, and has no build of its own
+            torch.compiler.config.patch(cache_key_tag="the user's"),
+        ):
+            if backend == "inductor":
+                library.tag_caches()
+            torch.compile(model, backend=backend)(torch.randn(1, 3, 6, 5))
         assert counters["inductor"]["fxgraph_cache_bypass"] == 0
         hits.append(counters["inductor"]["fxgraph_cache_hit"])
     assert hits == [0, 1, 0]
+
+
+def test_importing_tags_the_caches_on_disk():
+    assert library.fingerprint() in torch.compiler.config.cache_key_tag

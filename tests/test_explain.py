@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -17,10 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch_blocked as tb
-from torch_blocked.__main__ import main
-from torch_blocked.benchmark import machine
 from torch_blocked.benchmark.models import make_model
 from torch_blocked.explain import palette, passes
+from torch_blocked.explain import report as reports
+from torch_blocked.explain.record import Call, Reorder
 
 ROOT = Path(__file__).parent.parent
 
@@ -290,9 +289,11 @@ def test_to_dict_is_json(report):
     assert row["module"] == "part.0" and row["reorders"][0]["nbytes"] > 0 and row["fallback"]["why"]
 
 
-def test_html(report):
+def test_html(report, monkeypatch):
     page = report._repr_html_()
     assert page.count("<tr>") == page.count("</tr>") > 4 and "part.0" in page and "&lt;" not in page.split("<table>")[0]
+    monkeypatch.setattr(reports, "FOLDED", 2.0)
+    assert "... and" in report.table() and "... and" in report._repr_html_()
 
 
 def test_plot(report, tmp_path):
@@ -322,6 +323,33 @@ def test_plot_without_matplotlib(report, tmp_path, monkeypatch):
         report.plot(tmp_path / "report.png")
 
 
+def test_what_is_no_convolution():
+    names = ("convolution", "conv_transpose2d", "_convolution", "_convert_indices_from_csr_to_coo")
+    assert [Call("", name).is_convolution for name in names] == [True, True, True, False]
+
+
+def test_times_are_merged_of_runs_that_did_the_same():
+    def run(seconds, *reorders):
+        return [Call("", "convolution", reorders=list(reorders), seconds=seconds)]
+
+    moved, packed = Reorder("nchw", "nChw16c", 8, 3.0), Reorder("oihw", "packed", 8, None)
+    first = run(9.0, copy.copy(moved))
+    (call,) = passes.merged([first, run(1.0, moved), run(5.0, packed), run(7.0, packed), run(3.0, moved)])
+    assert (call.seconds, call.reorders) == (2.0, [moved])
+
+
+def test_inputs_that_are_one_tensor_stay_one():
+    same = []
+    tb.explain(lambda x, y, z: same.append((x is y, x is z)), *[torch.ones(2)] * 2, z=torch.ones(2))
+    assert set(same) == {(True, False)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_can_be_blocked(dtype):
+    report = tb.explain(nn.Conv2d(16, 16, 3).to(dtype), torch.ones(1, 16, 8, 8, dtype=dtype))
+    assert "blocked where they are float32 or of half precision" in " ".join(report.verdict.split())
+
+
 # ---- Compiled
 
 
@@ -349,71 +377,52 @@ def test_compiled(backend):
     assert "graph " in str(report) and json.dumps(report.to_dict())
 
 
-# ---- The command
+def compiled_report(model, x, backend):
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            return tb.explain(torch.compile(model, backend=backend), x)
+    finally:
+        torch._dynamo.reset()
 
 
-def test_command(capsys, tmp_path):
-    main(["explain", "--model", "squeezenet1_1", "--input", "1x3x32x32", "--json", str(tmp_path / "r.json")])
-    assert "convolution" in capsys.readouterr().out
-    assert json.loads((tmp_path / "r.json").read_text())["how"] == "eager"
+class Beside(nn.Module):
+    """Two convolutions, one of them transposed, whose answers are one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ConvTranspose2d(16, 48, 3, padding=4)
+
+    def forward(self, x):
+        return torch.cat([self.a(x), self.b(x)], 1)
 
 
-def make_linear():
-    return nn.Linear(4, 5)
+def test_compiled_convolutions_into_one_tensor():
+    report = compiled_report(Beside().eval(), torch.randn(1, 16, 12, 12), "torch_blocked")
+    found = {c.operator: (c.inputs[0].size, c.outputs[0].size) for c in report.run.calls if c.is_convolution}
+    assert found == {
+        "convolution_out": ((1, 16, 12, 12), (1, 32, 6, 6)),
+        "convolution_transpose_out": ((1, 16, 12, 12), (1, 48, 6, 6)),
+    }
 
 
-def fail():
-    raise ValueError("two\nlines")
+class Double(nn.Module):
+    def forward(self, x):
+        return x.double()
 
 
-# Arguments -> what the one line on stderr says.
-WRONG = {
-    "--model nope": "unknown model 'nope'",
-    "--model test_explain:fail": "ValueError: two",
-    "--model test_explain:re": "is no function that makes a model",
-    "--model builtins:int": "makes int, no torch.nn.Module",
-    "--model squeezenet1_1 --input 3x4": "the model does not run on 3x4: RuntimeError",
-    "--model squeezenet1_1 --input 1x3x99999999x99999999": "the model does not run on 1x3x99999999x99999999: Runtime",
-    "--model squeezenet1_1 --input 1x3x99999999999999999999": "TypeError",
-    "--model .:f": "a relative import",
-    "--model squeezenet1_1 --threads 99999999999": "'99999999999' is not a positive number",
-    "--model squeezenet1_1 --input 1xx3": "is no size such as 1x3x224x224",
-    "--model squeezenet1_1 --plain --blocked": "not allowed with",
-    "--model squeezenet1_1 --json no/such/folder": "is not a file in a folder that exists",
-    "": "required: --model",
-}
+def test_compiled_fallbacks_are_not_our_own_operators():
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), Double(), nn.Conv2d(32, 16, 3).double()).eval()
+    report = compiled_report(model, torch.randn(1, 16, 12, 12), "torch_blocked")
+    (finding,) = report.findings
+    assert finding.kind == "fallback"
+    found = [(c.is_blocked, bool(c.fallback)) for c in report.run.calls if c.is_convolution]
+    assert found == [(True, False), (False, True)]
 
 
-@pytest.mark.parametrize("arguments", WRONG)
-def test_wrong_commands_end_in_one_line(arguments, error_of):
-    assert WRONG[arguments] in error_of(f"explain {arguments}")
-
-
-def test_command_of_a_model_of_ones_own(capsys):
-    main(["explain", "--model", "test_explain:make_linear", "--input", "2x4", "--whole", "--train"])
-    assert "addmm" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "tier, flags, text",
-    [
-        ("avx512", "", "none: avx512 is the fastest"),
-        ("avx2", "avx2 fma", "avx512 needs a CPU with avx512f, avx512bw, avx512vl, avx512dq"),
-        ("avx2", "avx2 fma avx512f avx512bw avx512vl avx512dq", "avx512: unset ATEN_CPU_CAPABILITY"),
-        ("default", "fma", "avx2 needs a CPU with avx2"),
-        ("default", "avx2 fma", "avx2: unset ATEN_CPU_CAPABILITY"),
-    ],
-)
-def test_info_tells_of_a_faster_tier(tier, flags, text, monkeypatch, tmp_path, capsys):
-    (tmp_path / "cpuinfo").write_text(f"model name\t: some\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(machine.tb, "isa", lambda: tier)
-    main(["info"])
-    assert capsys.readouterr().out.splitlines()[-1] == f"faster tier    {text}"
-
-
-def test_example():
-    command = [sys.executable, "examples/explain_model.py", "--rounds", "1"]
-    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
-    rows = re.findall(r"^(fallback|padding|lost format) +[\d.]+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)
-    assert rows == ["fallback", "padding", "lost format"]
+def test_compiled_half_precision():
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ConvTranspose2d(32, 16, 3, stride=2)).bfloat16().to(tb.blocked)
+    report = compiled_report(model, torch.randn(1, 16, 12, 12).bfloat16(), "inductor")
+    operands = [(x.size, x.dtype) for c in report.run.calls if c.is_convolution for x in c.inputs[:1] + c.outputs]
+    sizes = ((1, 16, 12, 12), (1, 32, 10, 10), (1, 32, 10, 10), (1, 16, 21, 21))
+    assert operands == [(size, "bfloat16") for size in sizes]

@@ -71,7 +71,7 @@ class Listener:
         dst: torch.Tensor,
         seconds: float | None,
     ) -> None:
-        """A reorder between physical tensors; where `dst` is `src` an operator does it within, its time not known."""
+        """A reorder between physical tensors; where `dst` is `src` an operator did it within, its time not known."""
 
     def conversion(self, seconds: float) -> None:
         """A conversion that was asked for is done: its reorders, the Python around them, and what heard of them."""
@@ -115,7 +115,7 @@ def record_reorder(
     dst: torch.Tensor,
     seconds: float | None = None,
 ) -> None:
-    """One reorder between physical tensors; where `dst` is `src` an operator does it within, on every call."""
+    """One reorder between physical tensors; where `dst` is `src` an operator did it within."""
     for listener in _listeners:
         listener.reorder(src_blocking, dst_blocking, src, dst, seconds)
     name = f"{_name(src_blocking)} -> {_name(dst_blocking)}"

@@ -8,6 +8,7 @@ transform, and far slower than the kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from torch_blocked.memory_desc import Blocking
 
-PostOp = Tensor | str | float | bool | None  # what `_with_post_ops` takes after the block
+PostOp = Tensor | str | float | bool | None  # of `PostOps`
 
 
 def pairs(blocking: Sequence[int]) -> list[tuple[int, int]]:
@@ -94,27 +95,30 @@ _ACTIVATIONS = {
 }
 
 
-def _with_post_ops(
-    y: Tensor,
-    block: int,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str = "none",
-    alpha: float = 0.0,
-    residual_last: bool = False,
-) -> Tensor:
+class PostOps(NamedTuple):
+    """The last arguments of a convolution; a transposed one has no src_scale."""
+
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    residual: Tensor | None = None
+    activation: str = "none"
+    alpha: float = 0.0
+    residual_last: bool = False
+    src_scale: Tensor | None = None
+
+
+def _with_post_ops(y: Tensor, block: int, ops: PostOps) -> Tensor:
     """The physical tensor of a convolution's plain answer, after its post-ops."""
     channels = (-1, *[1] * (y.dim() - 2))
-    if scale is not None:
-        y = y * scale.view(channels)
-    if shift is not None:
-        y = y + shift.view(channels)
-    other = None if residual is None else blocked_to_plain(residual, y.shape, (1, block))
-    if other is not None and not residual_last:
+    if ops.scale is not None:
+        y = y * ops.scale.view(channels)
+    if ops.shift is not None:
+        y = y + ops.shift.view(channels)
+    other = None if ops.residual is None else blocked_to_plain(ops.residual, y.shape, (1, block))
+    if other is not None and not ops.residual_last:
         y = y + other
-    y = _ACTIVATIONS[activation](y, alpha)
-    if other is not None and residual_last:
+    y = _ACTIVATIONS[ops.activation](y, ops.alpha)
+    if other is not None and ops.residual_last:
         y = y + other
     return plain_to_blocked(y, range(y.dim()), (1, block))
 
@@ -131,21 +135,16 @@ def convolution_aten(
     dilation: Sequence[int],
     groups: int,
     block: int,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    residual: Tensor | None = None,
-    activation: str = "none",
-    alpha: float = 0.0,
-    residual_last: bool = False,
-    src_scale: Tensor | None = None,
+    *post_ops: PostOp,
+    **named_post_ops: PostOp,
 ) -> Tensor:
     """`convolution` in ATen operations: any device, differentiable."""
-    ndim = len(weight_size)
-    src = src if src_scale is None else src * src_scale
+    ndim, ops = len(weight_size), PostOps(*post_ops, **named_post_ops)
+    src = src if ops.src_scale is None else src * ops.src_scale
     x = blocked_to_plain(src, (src.size(0), weight_size[1] * groups, *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
     y = torch.convolution(x, w, bias, stride, padding, dilation, False, [0] * (ndim - 2), groups)
-    return _with_post_ops(y, block, scale, shift, residual, activation, alpha, residual_last)
+    return _with_post_ops(y, block, ops)
 
 
 def convolution_transpose_aten(
@@ -169,7 +168,7 @@ def convolution_transpose_aten(
     x = blocked_to_plain(src, (src.size(0), weight_size[0], *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
     y = torch.convolution(x, w, bias, stride, padding, dilation, True, output_padding, groups)
-    return _with_post_ops(y, block, *post_ops, **named_post_ops)
+    return _with_post_ops(y, block, PostOps(*post_ops, **named_post_ops))
 
 
 def convolution_weight_gradient_aten(

@@ -96,6 +96,9 @@ _C = ctypes.PyDLL(str(PATH))  # what is called through it returns at once: the i
 # Both take `Tensor._cdata` of two tensors: a wrapper and its physical tensor; a tensor and the one whose version
 # counter it is to share.
 wrap, share_version = _C.torch_blocked_wrap, _C.torch_blocked_share_version
+# How often convolutions that this thread called have reordered their weights.
+weight_reorders = _C.torch_blocked_weight_reorders
+weight_reorders.argtypes, weight_reorders.restype = [], ctypes.c_int64
 for _function in (wrap, share_version):
     _function.argtypes, _function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
 _C.torch_blocked_set_size.argtypes, _C.torch_blocked_set_size.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64], None
@@ -160,8 +163,19 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+def tag_caches() -> None:
+    """Makes this build a part of the key of all that torch.compile keeps on disk, from now on.
+
+    Any backend's graphs may call the operators, by their schemas: with those of another build they would crash.
+    """
+    torch.compiler.config.cache_key_tag += f" torch_blocked {fingerprint()}"
+
+
+tag_caches()
+
+
 def empty_cache() -> None:
-    """Gives the system back what freed outputs left in the pool, and transformed weights."""
+    """Gives the system back what freed outputs left in the pool, and packed weights."""
     ops.empty_cache()
 
 
@@ -198,11 +212,12 @@ class winograd:  # noqa: N801
 
     Args:
         mode: one of the above; ValueError for any other, TypeError for max_bytes that is no int.
-        max_bytes: bounds the transformed weights (16/9 and 4 times the weights' size) that are kept between calls.
-            They belong to a blocked weight tensor and are made anew when it is written to; beyond the bound those
-            layers run direct that gain least a byte. None: twice the size of the weights seen, at least 256 MiB.
-            Weights that cannot be kept, plain ones and those made in `inference_mode`, are transformed on every call
-            where it still pays.
+        max_bytes: bounds the transformed weights (16/9 and 4 times the weights' size) and those that transposed
+            convolutions reorder (once their size) that are kept between calls. They belong to a blocked weight tensor
+            and are made anew when it is written to; beyond the bound those layers run direct, or reorder on every
+            call, that gain least a byte. None: twice the size of the weights seen, at least 256 MiB. Weights that
+            cannot be kept, plain ones and those made in `inference_mode`, are transformed on every call where it
+            still pays.
     """
 
     _now: tuple[str, int | None] = ("auto", None)
@@ -230,7 +245,7 @@ class winograd:  # noqa: N801
 
 
 def packed_weights_bytes() -> int:
-    """Bytes of transformed weights kept for Winograd's algorithms."""
+    """Bytes of weights kept as loops read them: transformed for Winograd's algorithms, reordered for others."""
     return ops.packed_weights_bytes()
 
 

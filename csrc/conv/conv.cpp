@@ -100,11 +100,44 @@ int64_t elements(const MemoryDesc& md) {
   return count;
 }
 
-ReorderedWeights::ReorderedWeights(const Conv& given, const MemoryDesc& wanted) : conv(given) {
-  if (same_layout(wanted, given.wei_md)) return;
+// What packed weights are kept as: one tensor serves src of several blocks, and both kinds of convolution.
+static std::string packing(const Algorithm& algorithm, const Conv& conv, const WeightKey& key) {
+  return (key.transposed ? "transposed " : "") + std::string(algorithm.name) + std::to_string(conv.block);
+}
+
+static void reorder_weights(const Conv& conv, const MemoryDesc& wanted, float* to) {
+  reorder(conv.wei_md, conv.wei, wanted, to, sizeof(float), conv.nthreads);
+}
+
+void ReorderedWeights::make(const MemoryDesc& wanted) {
+  count_++;
   reordered_.resize(elements(wanted));
-  reorder(given.wei_md, given.wei, wanted, reordered_.data(), sizeof(float), given.nthreads);
-  conv = with_weights(given, wanted, reordered_.data());
+  reorder_weights(conv, wanted, reordered_.data());
+  conv = with_weights(conv, wanted, reordered_.data());
+}
+
+ReorderedWeights::ReorderedWeights(const Conv& given, const MemoryDesc& wanted) : conv(given) {
+  if (!same_layout(wanted, given.wei_md)) make(wanted);
+}
+
+ReorderedWeights::ReorderedWeights(const Conv& given, const Algorithm& algorithm, const WeightKey* key,
+                                   const std::string& part)
+    : conv(given) {
+  constexpr double seconds = 1e-9;  // to reorder one, about
+  const MemoryDesc wanted = algorithm.weights(given);
+  if (same_layout(wanted, given.wei_md)) return;
+  PackedWeights& kept = PackedWeights::instance();
+  if (key && kept.uses(*key, false) > 1) {
+    const int64_t size = elements(wanted);
+    kept_ = kept.get(*key, packing(algorithm, given, *key) + " " + part, size, double(size) * seconds, [&](float* to) {
+      count_++;
+      reorder_weights(given, wanted, to);
+    });
+  }
+  if (kept_)
+    conv = with_weights(given, wanted, kept_->data());
+  else
+    make(wanted);
 }
 
 int64_t images_at_a_time(const Conv& conv, int64_t image) {
@@ -134,26 +167,22 @@ static double gain(const Conv& conv, const Algorithm& packing) {
   return without_packing(conv).seconds(conv) - packing.seconds(conv);
 }
 
-// What packed weights are kept as: one tensor serves src of several blocks.
-static std::string packing(const Algorithm& algorithm, const Conv& conv) {
-  return algorithm.name + std::to_string(conv.block);
-}
-
 void convolve(const Conv& conv, const WeightKey* key) {
   PackedWeights& kept = PackedWeights::instance();
   const Algorithm* const algorithm = &choose(conv, key ? kept.uses(*key, true) : 1);
+  if (algorithm->pack == nullptr) return run(*algorithm, ReorderedWeights(conv, *algorithm, key).conv);
   const MemoryDesc wanted = algorithm->weights(conv);
-  if (algorithm->pack == nullptr) return run(*algorithm, ReorderedWeights(conv, wanted).conv);
   const auto pack = [&](float* packed) { algorithm->pack(conv, wanted, packed); };
   if (key == nullptr) {
     const HugeBuffer packed(elements(wanted));
     pack(packed.data());
     return run(*algorithm, with_weights(conv, wanted, packed.data()));
   }
-  if (const auto packed = kept.get(*key, packing(*algorithm, conv), elements(wanted), gain(conv, *algorithm), pack))
+  if (const auto packed =
+          kept.get(*key, packing(*algorithm, conv, *key), elements(wanted), gain(conv, *algorithm), pack))
     return run(*algorithm, with_weights(conv, wanted, packed->data()));
   const Algorithm& otherwise = without_packing(conv);
-  run(otherwise, ReorderedWeights(conv, otherwise.weights(conv)).conv);
+  run(otherwise, ReorderedWeights(conv, otherwise, key).conv);
 }
 
 Choice explain(const Conv& conv, const WeightKey* key) {
@@ -162,7 +191,7 @@ Choice explain(const Conv& conv, const WeightKey* key) {
   const Choice choice = {&choose(conv, uses), reason(conv, uses)};
   if (choice.algorithm->pack == nullptr || key == nullptr) return choice;
   const int64_t count = elements(choice.algorithm->weights(conv));
-  if (kept.has(*key, packing(*choice.algorithm, conv), count, gain(conv, *choice.algorithm))) return choice;
+  if (kept.has(*key, packing(*choice.algorithm, conv, *key), count, gain(conv, *choice.algorithm))) return choice;
   return {&without_packing(conv), std::string("no room for the ") + std::to_string(count * sizeof(float)) +
                                       " bytes of " + choice.algorithm->name +
                                       "'s weights within max_bytes = " + std::to_string(kept.bound())};

@@ -138,10 +138,19 @@ inline int64_t sum_blocks(const Conv& conv, int64_t taps) {
 class ReorderedWeights {
  public:
   ReorderedWeights(const Conv& given, const MemoryDesc& wanted);
+  // As the algorithm wants them; where there is a `key` and several calls are expected to share them, kept under it.
+  // `part` names the taps where they are not all, so that each of a tensor's parts is kept.
+  ReorderedWeights(const Conv& given, const Algorithm& algorithm, const WeightKey* key, const std::string& part = "");
   Conv conv;
 
+  // How many this thread has made, those found among the kept ones not counted.
+  static int64_t count() { return count_; }
+
  private:
+  void make(const MemoryDesc& wanted);
+  static inline thread_local int64_t count_ = 0;
   std::vector<float> reordered_;
+  PackedWeights::Packed kept_;
 };
 
 // The post-ops' vectors, padded with zeros to whole blocks (the kernels read whole vectors), and the mask of real

@@ -12,41 +12,43 @@ PackedWeights& PackedWeights::instance() {
 }
 
 PackedWeights::Entry& PackedWeights::entry(const WeightKey& key) {
+  const auto next = [](const Uses& uses) { return Uses{0, std::max(uses.now, 1.0)}; };
   const auto found = entries_.find(key.tensor);
   if (found == entries_.end()) {
     drop_dead();
-    return entries_.emplace(key.tensor, Entry{key, 0, key.lasts ? many : 1, {}}).first->second;
+    const Uses expected = {0, key.lasts ? many : 1};
+    return entries_.emplace(key.tensor, Entry{key, {expected, expected}, {}}).first->second;
   }
   Entry& entry = found->second;
   if (entry.key.version != key.version || entry.key.data != key.data || entry.key.bytes != key.bytes)
-    entry = Entry{key, 0, std::max(entry.uses, 1.0), {}};
+    entry = Entry{key, {next(entry.uses[0]), next(entry.uses[1])}, {}};
   return entry;
 }
 
 double PackedWeights::uses(const WeightKey& key, bool count) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Entry& found = entry(key);
-  if (count) found.uses++;
-  return std::max({found.uses, found.uses_before, 1.0});
+  Uses& uses = entry(key).uses[key.transposed];
+  if (count) uses.now++;
+  return std::max({uses.now, uses.before, 1.0});
 }
 
-const PackedWeights::Form* PackedWeights::find(const WeightKey& key, const std::string& algorithm) {
+const PackedWeights::Form* PackedWeights::find(const WeightKey& key, const std::string& name) {
   for (const Form& form : entry(key).forms)
-    if (form.algorithm == algorithm) return &form;
+    if (form.name == name) return &form;
   return nullptr;
 }
 
-bool PackedWeights::has(const WeightKey& key, const std::string& algorithm, int64_t count, double gain) {
+bool PackedWeights::has(const WeightKey& key, const std::string& name, int64_t count, double gain) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t bytes = count * int64_t(sizeof(float));
-  return find(key, algorithm) || in_the_way(bytes, gain / double(bytes));
+  return find(key, name) || in_the_way(bytes, gain / double(bytes));
 }
 
 // The lock is held while packing, so that two threads do not pack the same weights.
-PackedWeights::Packed PackedWeights::get(const WeightKey& key, const std::string& algorithm, int64_t count, double gain,
+PackedWeights::Packed PackedWeights::get(const WeightKey& key, const std::string& name, int64_t count, double gain,
                                          const std::function<void(float*)>& pack) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (const Form* form = find(key, algorithm)) return form->packed;
+  if (const Form* form = find(key, name)) return form->packed;
   const int64_t bytes = count * int64_t(sizeof(float));
   const auto dropped = in_the_way(bytes, gain / double(bytes));
   if (!dropped) return nullptr;
@@ -54,7 +56,7 @@ PackedWeights::Packed PackedWeights::get(const WeightKey& key, const std::string
   for (auto& [tensor, entry] : entries_) std::erase_if(entry.forms, [](const Form& form) { return !form.packed; });
   auto buffer = std::make_shared<HugeBuffer>(count);
   pack(buffer->data());
-  entry(key).forms.push_back({algorithm, buffer, gain / double(bytes)});
+  entry(key).forms.push_back({name, buffer, gain / double(bytes)});
   return buffer;
 }
 

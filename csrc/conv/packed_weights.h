@@ -1,8 +1,10 @@
-// Weights that are more than a reorder of the tensor's (Winograd's), kept between calls.
+// Weights as loops read them where those are not the tensor's own (Winograd's; those of transposed convolutions), kept
+// between calls.
 //
 // An entry belongs to one weight tensor as it was at one version: a write to the tensor drops it, and so does the
 // tensor's end. What is kept is bounded; where it does not fit, those stay that save the most time a byte.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,7 +26,8 @@ struct WeightKey {
   const void* data;
   int64_t bytes;
   std::function<bool()> alive;
-  bool lasts = true;  // whether many calls are expected of a tensor not seen before
+  bool lasts = true;        // whether many calls are expected of a tensor not seen before
+  bool transposed = false;  // what the call is: one tensor serves a convolution and the gradient of its src
 };
 
 class PackedWeights {
@@ -32,16 +35,16 @@ class PackedWeights {
   using Packed = std::shared_ptr<const HugeBuffer>;
   static PackedWeights& instance();
 
-  // How many calls one packing of these weights serves, as far as their past tells: many, until they change. `count`:
-  // this is one of them.
+  // How many calls of its kind one packing of these weights serves, as far as their past tells: many, until they
+  // change. `count`: this is one of them.
   double uses(const WeightKey& key, bool count);
-  // The weights packed for an algorithm, by `pack` where they are not yet; null where there is no room for them beside
+  // The weights packed under a name, by `pack` where they are not yet; null where there is no room for them beside
   // those that gain more, in seconds a call and byte.
-  Packed get(const WeightKey& key, const std::string& algorithm, int64_t count, double gain,
+  Packed get(const WeightKey& key, const std::string& name, int64_t count, double gain,
              const std::function<void(float*)>& pack);
 
   // Whether `get` would answer.
-  bool has(const WeightKey& key, const std::string& algorithm, int64_t count, double gain);
+  bool has(const WeightKey& key, const std::string& name, int64_t count, double gain);
 
   // At most `bytes` kept; negative: twice the weights seen, but at least `least_bound`.
   void set_bound(int64_t bytes);
@@ -54,17 +57,20 @@ class PackedWeights {
   static constexpr double many = 1e9;
 
   struct Form {  // the weights packed for one algorithm
-    std::string algorithm;
+    std::string name;
     Packed packed;
     double gain_per_byte;
   };
+  struct Uses {
+    double now, before;  // of this version, of the one before
+  };
   struct Entry {
     WeightKey key;
-    double uses = 0, uses_before = many;  // of this version, of the one before
+    std::array<Uses, 2> uses;  // by convolutions, by transposed ones
     std::vector<Form> forms;
   };
   Entry& entry(const WeightKey& key);
-  const Form* find(const WeightKey& key, const std::string& algorithm);
+  const Form* find(const WeightKey& key, const std::string& name);
   // What would have to go for `bytes` more; nothing where even that is not enough.
   std::optional<std::vector<Form*>> in_the_way(int64_t bytes, double gain_per_byte);
   void drop_dead();

@@ -96,14 +96,20 @@ Conv phase(const Conv& given, const PhaseAxis& d, const PhaseAxis& h, const Phas
   return c;
 }
 
+// The taps of an axis, for the name that a phase's weights are kept under.
+std::string name(const PhaseAxis& axis) {
+  return std::to_string(axis.last_tap) + "/" + std::to_string(axis.tap_step) + " ";
+}
+
 // Bytes of dst that all phases are computed of before the next images: each phase writes its pixels between those of
 // the others, and finds them in the cache.
 constexpr int64_t dst_budget = 4 << 20;
 
-// A phase with its weights as its algorithm wants them, for any images of the batch.
+// A phase with its weights as its algorithm wants them, for any images of the batch; `taps` names those it reads.
 class ReadyPhase {
  public:
-  explicit ReadyPhase(const Conv& phase) : algorithm_(choose(phase, 1)), weights_(phase, algorithm_.weights(phase)) {}
+  ReadyPhase(const Conv& phase, const WeightKey* key, const std::string& taps)
+      : algorithm_(choose(phase, 1)), weights_(phase, algorithm_, key, taps) {}
   void run(int64_t first, int64_t images) const {
     Conv c = weights_.conv;
     c.n = images;
@@ -171,31 +177,23 @@ void convolve_widened(const Conv& given, const WeightKey* key) {
   given.half_dst.narrow(0, dst_size, dst.data(), given.nthreads);
 }
 
-// All of dst in one phase.
-void convolve_whole(const Conv& c, const float* given_wei, const WeightKey* key) {
-  if (key == nullptr || c.groups > 1) return convolve(c, nullptr);
-  // Weights packed for Winograd are kept under a key whose data begin at the given filter's last tap: a convolution by
-  // the same tensor does not take them for its own.
-  WeightKey its_key = *key;
-  its_key.data = static_cast<const float*>(key->data) + (c.wei - given_wei);
-  convolve(c, &its_key);
-}
-
 }  // namespace
 
-void convolve_transposed(const Conv& given, const WeightKey* key) {
+void convolve_transposed(const Conv& given, const WeightKey* given_key) {
   const bool whole = given.stride_d == 1 && given.stride_h == 1 && given.stride_w == 1;
-  if (given.is_half() && !whole) return convolve_widened(given, key);
+  if (given.is_half() && !whole) return convolve_widened(given, given_key);
   const SwappedWeights swapped(given);
   const Conv& c = swapped.conv;
+  const WeightKey* const key = c.groups == 1 ? given_key : nullptr;  // of several groups the weights are a copy
   const auto planes = phases(c.od, c.kd, c.stride_d, c.dilation_d, c.pad_d);
   const auto rows = phases(c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h);
   const auto cols = phases(c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
-  if (whole) return convolve_whole(phase(c, planes[0], rows[0], cols[0]), c.wei, key);
+  if (whole) return convolve(phase(c, planes[0], rows[0], cols[0]), key);
+  if (key) PackedWeights::instance().uses(*key, true);
   std::vector<ReadyPhase> ready;
   for (const PhaseAxis& d : planes)
     for (const PhaseAxis& h : rows)
-      for (const PhaseAxis& w : cols) ready.emplace_back(phase(c, d, h, w));
+      for (const PhaseAxis& w : cols) ready.emplace_back(phase(c, d, h, w), key, name(d) + name(h) + name(w));
   const int64_t all = std::min(c.stride_d, c.od) * std::min(c.stride_h, c.oh) * std::min(c.stride_w, c.ow);
   if (int64_t(ready.size()) < all) fill(c);
   run_phases(c, ready);

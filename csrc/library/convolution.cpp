@@ -118,7 +118,7 @@ std::optional<Tensor> in_float32(const std::optional<Tensor>& tensor, at::Scalar
 // What weights packed from this tensor may be kept under. Only where every write to it is counted: not where it is
 // plain or has plain views (blocks along one axis only), which may be written through `.data`; and not inference
 // tensors, which count nothing.
-std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking) {
+std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking, bool transposed) {
   if (weight_blocking.size() < 4 || weight.is_inference()) return std::nullopt;
   const c10::weak_intrusive_ptr<c10::TensorImpl> weak(weight.getIntrusivePtr());
   return WeightKey{weight.unsafeGetTensorImpl(),
@@ -126,7 +126,8 @@ std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blo
                    weight.const_data_ptr(),
                    int64_t(weight.nbytes()),
                    [weak] { return !weak.expired(); },
-                   weight.scalar_type() == at::kFloat};  // what autocast casts is gone after a few calls
+                   weight.scalar_type() == at::kFloat,  // what autocast casts is gone after a few calls
+                   transposed};
 }
 
 // The post-ops of a convolution: the arguments of its operator, dense, for as long as it runs.
@@ -213,14 +214,13 @@ void set_operands(Conv& c, const Tensor& src, const FloatWeights& weights, const
   }
 }
 
-// Runs a convolution or a transposed one, but for its operands described by `c`. (Of a transposed one the weights in
-// float32 are not kept: what is kept for it goes by another key, see transposed.cpp.)
+// Runs a convolution or a transposed one, but for its operands described by `c`.
 void run(const char* name, void (*convolve_it)(const Conv&, const WeightKey*), Conv& c, const Tensor& src,
          const Tensor& weight, IntArrayRef weight_blocking, const Tensor& dst) {
-  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking, convolve_it == convolve_transposed);
   const WeightKey* const its_key = key ? &*key : nullptr;
   or_out_of_memory(name, [&] {
-    const FloatWeights weights(weight, convolve_it == convolve ? its_key : nullptr, c.nthreads);
+    const FloatWeights weights(weight, its_key, c.nthreads);
     set_operands(c, src, weights, dst);
     convolve_it(c, its_key);
   });
@@ -408,7 +408,7 @@ std::tuple<std::string, std::string> convolution_algorithm(const Tensor& src, In
                                                            int64_t block) {
   const Conv c =
       problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
-  const std::optional<WeightKey> key = weight_key(weight, weight_blocking);
+  const std::optional<WeightKey> key = weight_key(weight, weight_blocking, false);
   const Choice choice = explain(c, key ? &*key : nullptr);
   return {choice.algorithm->name, choice.reason};
 }

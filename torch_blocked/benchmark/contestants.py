@@ -121,13 +121,14 @@ class Contestant(NamedTuple):
 
     def prepared(self, model: nn.Module, images: Tensor) -> Answer:
         """The call, made without the makers' own messages and warnings."""
-        logging.disable(logging.WARNING)
+        before = logging.root.manager.disable
+        logging.disable(max(before, logging.WARNING))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return self.make(model, images)
         finally:
-            logging.disable(logging.NOTSET)
+            logging.disable(before)
 
 
 CONTESTANTS = {

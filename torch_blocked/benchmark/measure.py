@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 
 import torch
@@ -38,14 +39,19 @@ def samples(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """Seconds a call of each run, one sample a round; the order is rotated from round to round."""
     calls = {name: calibrate(run) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
-    for _ in range(rounds):
-        for name in names:
-            if calls[name] > 1:
-                runs[name]()  # the caches are this run's
-            times[name].append(time_calls(runs[name], calls[name]))
-        names.append(names.pop(0))
+    for name in in_turn(runs, rounds):
+        if calls[name] > 1:
+            runs[name]()  # the caches are this run's
+        times[name].append(time_calls(runs[name], calls[name]))
     return times
+
+
+def in_turn(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """Each name once a round; the first of a round is the last of the next."""
+    turn = deque(names)
+    for _ in range(rounds):
+        yield from tuple(turn)
+        turn.rotate(-1)
 
 
 def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:

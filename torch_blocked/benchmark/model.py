@@ -90,9 +90,11 @@ def run(args: argparse.Namespace) -> None:
     if args.plot:
         load_pyplot()
     cases = [Case(name, factory(name), n, args.input) for name, n in product(args.model, args.batch)]
-    if text := missing(args.contestants):
+    contestants, text = [name for name in args.contestants if CONTESTANTS[name].installed()], missing(args.contestants)
+    if not contestants:
+        raise UsageError(text)
+    if text:
         print(text)
-    contestants = [name for name in args.contestants if CONTESTANTS[name].installed()]
     rows = run_cases(cases, partial(measure, contestants), COLUMNS, args)
     print(*summaries(rows), sep="\n")
     if args.plot:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torch_blocked as tb
+from torch_blocked.benchmark.measure import in_turn
 from torch_blocked.benchmark.models import MODELS, build, factory, first_line
 from torch_blocked.benchmark.report import Column, Row, UsageError, add_options, positive, ratios, run_cases
 
@@ -113,7 +114,7 @@ def _target(model: nn.Module, case: Case) -> Tensor:
         with torch.no_grad():  # of a copy: running statistics move
             size = copy.deepcopy(model)(torch.randn(2, 3, case.image, case.image)).shape
         return torch.randint(0, size[1], (case.n, *size[2:]))
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # of the user's own model
         sizes = f"3x{case.image}x{case.image}"
         raise UsageError(f"{case.name} does not make logits of {sizes} images: {first_line(error)}") from error
 
@@ -140,11 +141,8 @@ def training_step(model: nn.Module, images: Tensor, target: Tensor, autocast: bo
 def medians(steps: dict[str, Callable[[], Times]], rounds: int) -> dict[str, dict[str, float]]:
     """Seconds of the step and of each phase, medians of `rounds` interleaved steps in rotated order."""
     times: dict[str, list[Times]] = {name: [] for name in steps}
-    names = list(steps)
-    for _ in range(rounds):
-        for name in names:
-            times[name].append(steps[name]())
-        names.append(names.pop(0))
+    for name in in_turn(steps, rounds):
+        times[name].append(steps[name]())
     return {
         name: {
             "step": statistics.median(map(sum, taken)),

@@ -66,10 +66,7 @@ def _check_compiler() -> None:
 
 
 def _with_this_build(settings: dict[str, object]) -> dict[str, object]:
-    """Makes this build a part of the key of Inductor's cache.
-
-    What it compiled calls the C++ operators by their schemas: with those of another build it would crash.
-    """
+    """Makes this build a part of the key of Inductor's cache, whatever becomes of what `library.tag_caches` set."""
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
 

@@ -51,12 +51,12 @@ def convolution(
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, groups: int) -> BlockedTensor:
     block, src, src_blocking = _source(x, weight, groups)
     wei, wei_blocking = _physical(weight)
-    if wei_blocking.block(0) != block:  # packed by the operator on every call
-        counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
+    before = library.weight_reorders()
     physical = library.convolution_op(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
         *window, groups, block,
     )  # fmt: skip
+    _count_packing(before, wei, wei_blocking, block)
     size = physical.shape
     return BlockedTensor(physical, _CHANNELS[block], (size[0], weight.shape[0], *size[2:-1]))
 
@@ -64,17 +64,24 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window,
 def _convolution_transpose(
     x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, output_padding: list[int], groups: int
 ) -> BlockedTensor:
-    """1-D to 3-D; the weight is (ic, oc / groups, kd, kh, kw), packed by the operator on every call."""
+    """1-D to 3-D; the weight is (ic, oc / groups, kd, kh, kw)."""
     stride, padding, dilation = window
     block = _kernel_block(x, weight)
     wei, wei_blocking = _physical(weight)
-    counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
+    before = library.weight_reorders()
     physical = library.convolution_transpose_op(
         reorder.to_blocking(x, _CHANNELS[block]), (1, block), wei, weight.shape, sum(wei_blocking, ()),
         reorder.to_plain(bias), stride, padding, output_padding, dilation, groups, block,
     )  # fmt: skip
+    _count_packing(before, wei, wei_blocking, block)
     n, _, *spatial, _ = physical.shape
     return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[1] * groups, *spatial))
+
+
+def _count_packing(before: int, wei: Tensor, wei_blocking: Blocking, block: int) -> None:
+    """Records that an operator has reordered its weights; `before` is what `weight_reorders` was."""
+    if library.weight_reorders() != before:
+        counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
 
 
 @register(aten.conv2d.default)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -115,55 +116,79 @@ def _seconds(event: FunctionEvent) -> float:
 
 def _call(module: str, event: FunctionEvent) -> Call:
     namespace, _, name = event.name.partition("::")
-    call = Call(module, name, seconds=_seconds(event))
-    describe = DESCRIBE.get(name) if namespace == "torch_blocked" else None
+    call, ours = Call(module, name, seconds=_seconds(event)), namespace == "torch_blocked"
+    describe = DESCRIBE.get(name) if ours else None
     if describe:
-        describe(call, event.input_shapes, event.concrete_inputs)
-    else:
-        sizes = [size for size in event.input_shapes if size and isinstance(size[0], int)]
-        call.inputs = [Operand(tuple(size), "", "plain") for size in sizes]
-        if namespace == "torch_blocked":  # of physical tensors
-            call.inputs = [Operand(tuple(size), "", "blocked", True) for size in sizes]
+        describe(call, event)
+    else:  # of ours the sizes are those of physical tensors
+        tensors = [i for i, size in enumerate(event.input_shapes) if size and isinstance(size[0], int)]
+        kind = "blocked" if ours else "plain"
+        call.inputs = [Operand(tuple(event.input_shapes[i]), _dtype_name(event, i), kind, ours) for i in tensors]
     return call
+
+
+# Data types as the profiler calls them, which has C++'s names.
+DTYPES = {
+    "float": torch.float32, "double": torch.float64, "c10::BFloat16": torch.bfloat16, "c10::Half": torch.float16,
+    "unsigned char": torch.uint8, "signed char": torch.int8, "short int": torch.int16, "int": torch.int32,
+    "long int": torch.int64, "bool": torch.bool, "c10::complex<float>": torch.complex64,
+    "c10::complex<double>": torch.complex128,
+}  # fmt: skip
+
+
+def _dtype_name(event: FunctionEvent, argument: int) -> str:
+    """Of a tensor among the arguments; "" where it is not known."""
+    return str(DTYPES.get(event.input_dtypes[argument], "")).removeprefix("torch.")
 
 
 def _tag(ndim: int, blocks: Sequence[int]) -> str:
     return format_of(tuple(range(ndim)), tuple(pairs(blocks))).tag
 
 
-def _activation(channels: int, size: Sequence[int], block: int) -> Operand:
+def _activation(channels: int, size: Sequence[int], block: int, dtype: str) -> Operand:
     """A tensor of `channels` in blocks, whose physical tensor has this size."""
     padding, tag = math.ceil(channels / block) * block / channels, _tag(len(size) - 1, (1, block))
-    return Operand((size[0], channels, *size[2:-1]), "float32", tag, True, padding, block)
+    return Operand((size[0], channels, *size[2:-1]), dtype, tag, True, padding, block)
 
 
-def _convolution(call: Call, shapes: list, values: list) -> None:
-    """`torch_blocked::convolution`; what is done as it writes its answer is its algorithm here."""
-    src, blocking, weight_size, groups, block = shapes[0], values[1], values[3], values[9], values[10]
-    plain = Operand(tuple(src), "float32", _tag(len(src), ()))
-    call.inputs = [_activation(weight_size[1] * groups, src, block) if blocking else plain]
-    spatial = [
-        (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d in zip(src[2:], weight_size[2:], values[6], values[7], values[8], strict=False)
-    ]
-    call.outputs = [_activation(weight_size[0], (src[0], 0, *spatial, block), block)]
-    fused = [name for name, at in (("norm", 11), ("add", 13)) if shapes[at]]
+def _convolution(call: Call, event: FunctionEvent) -> None:
+    """Ours, transposed ones among them; what is done as it writes its answer is its algorithm here."""
+    transposed, first = "transpose" in call.operator, 2 if call.operator.endswith("_out") else 0  # after dst
+    shapes, values, dtype = event.input_shapes[first:], event.concrete_inputs[first:], _dtype_name(event, first)
+    src, blocking, weight_size, stride, padding = shapes[0], values[1], values[3], values[6], values[7]
+    rest = 9 if transposed else 8  # after output_padding
+    dilation, groups, block = values[rest : rest + 3]
+    ic, oc = weight_size[1] * groups, weight_size[0]
+    window = zip(src[2:], weight_size[2:], stride, padding, dilation, strict=False)
+    if transposed:
+        ic, oc = oc, ic
+        window = zip(window, values[8], strict=True)
+        spatial = [(n - 1) * s - 2 * p + d * (k - 1) + 1 + out for (n, k, s, p, d), out in window]
+    else:
+        spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in window]
+    plain = Operand(tuple(src), dtype, _tag(len(src), ()))
+    call.inputs = [_activation(ic, src, block, dtype) if blocking else plain]
+    call.outputs = [_activation(oc, (src[0], 0, *spatial, block), block, dtype)]
+    fused = [name for name, at in (("norm", rest + 3), ("add", rest + 5)) if shapes[at]]
     call.algorithm = "+".join(["conv", *fused]) if fused else ""
 
 
-def _reorder(call: Call, shapes: list, values: list) -> None:
+def _reorder(call: Call, event: FunctionEvent) -> None:
     """`torch_blocked::reorder`, where Inductor calls it as it is."""
-    _, size, src_blocking, _, dst_blocking, *_ = values
+    _, size, src_blocking, _, dst_blocking, *_ = event.concrete_inputs
     tags = [_tag(len(size), blocking) for blocking in (src_blocking, dst_blocking)]
     call.inputs, call.outputs = (
-        [Operand(tuple(size), "", tag, bool(blocking))]
+        [Operand(tuple(size), _dtype_name(event, 0), tag, bool(blocking))]
         for tag, blocking in zip(tags, (src_blocking, dst_blocking), strict=True)
     )
     written = math.prod(Blocking(pairs(dst_blocking)).physical_shape(tuple(size)))
-    call.reorders = [Reorder(*tags, 4 * (math.prod(shapes[0]) + written), call.seconds)]
+    dtype = DTYPES.get(event.input_dtypes[0])
+    nbytes = dtype.itemsize * (math.prod(event.input_shapes[0]) + written) if dtype else 0
+    call.reorders = [Reorder(*tags, nbytes, call.seconds)]
 
 
-DESCRIBE = {"convolution": _convolution, "reorder": _reorder}
+_CONVOLUTIONS = ("convolution", "convolution_out", "convolution_transpose", "convolution_transpose_out")
+DESCRIBE = {**dict.fromkeys(_CONVOLUTIONS, _convolution), "reorder": _reorder}
 
 
 def _fallbacks(module: str, facts: Facts, calls: list[Call], whole: float) -> list[Finding]:
@@ -171,7 +196,7 @@ def _fallbacks(module: str, facts: Facts, calls: list[Call], whole: float) -> li
     found, own = [], [c for c in calls if c.module == module]
     for name, why in facts.fallbacks.items():
         operator = name.split(".")[1]
-        same = [c for c in own if c.operator.strip("_") == operator.strip("_")]
+        same = [c for c in own if not c.is_blocked and c.operator.strip("_") == operator.strip("_")]  # not ours
         for call in same:
             call.fallback = why
         if not same:

@@ -102,9 +102,9 @@ def other_blocks(calls: list[Call]) -> Iterator[Finding]:
 
 
 def packed_weights(calls: list[Call]) -> Iterator[Finding]:
-    """Weights that a convolution packs on every call. A transposed one always does."""
+    """Plain weights, which a convolution packs on every call."""
     for call in calls:
-        if call.algorithm != "transposed" and any(r.dst == "packed" for r in call.reorders):
+        if any(r.dst == "packed" and not _is_blocked(r.src) for r in call.reorders):
             why = "its weight is not blocked"
             what = "weights packed on every call"
             yield Finding("weights", what, [call.module], call.seconds, why, "model.to(tb.blocked)", at_most=True)
@@ -127,7 +127,7 @@ def padding(calls: list[Call]) -> Iterator[Finding]:
 def plain_convolutions(calls: list[Call]) -> Iterator[Finding]:
     """Convolutions that PyTorch does on plain tensors, beside blocked ones."""
     for call in calls:
-        if call.is_convolution and not call.is_blocked:
+        if call.is_convolution and not call.is_blocked and not call.fallback:
             dtype = call.inputs[0].dtype
             can = dtype in {str(d)[6:] for d in library.KERNEL_DTYPES}
             remedy = "model.to(tb.blocked)" if can else "convolutions of float32 and half precision can be blocked"

@@ -18,9 +18,10 @@ def page(report: Report) -> str:
 
     head = "".join(f"<th>{escape(name)}</th>" for name, _ in COLUMNS)
     longest = max((call.seconds for call in report.run.calls), default=0.0)
-    rows = "".join(_row(report, call, longest) for call in report.run.calls if report.is_notable(call))
+    calls, left_out = report.rows()
+    rows = "".join(_row(report, call, longest) for call in calls)
     verdict = "<br>".join(map(escape, report.verdict.splitlines()))
-    summary = "<br>".join(map(escape, report.summary()))
+    summary = "<br>".join(map(escape, [*left_out, *report.summary()]))
     table = f"<table><thead><tr>{head}<th></th></tr></thead><tbody>{rows}</tbody></table>"
     return f"<div><p>{verdict}</p>{table}<p>{summary}</p></div>"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -25,7 +26,7 @@ class Runner:
 
     def run(self, record: contextlib.AbstractContextManager | None = None) -> float:
         """Seconds of one run, within `record`."""
-        inputs, kwargs = tree_map_only(Tensor, _copy, (self._inputs, self._kwargs))
+        inputs, kwargs = tree_map_only(Tensor, partial(_copied, {}), (self._inputs, self._kwargs))
         with _unchanged(self.model), record or contextlib.nullcontext():
             start = perf_counter()
             self.model(*inputs, **kwargs)
@@ -43,8 +44,11 @@ class Runner:
         return statistics.median(seconds), passes
 
 
-def _copy(x: Tensor) -> Tensor:
-    return x.detach().clone().requires_grad_(x.requires_grad)
+def _copied(copies: dict[int, Tensor], x: Tensor) -> Tensor:
+    """A copy of `x`; the same one where it is given again."""
+    if id(x) not in copies:
+        copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+    return copies[id(x)]
 
 
 @contextlib.contextmanager
@@ -69,10 +73,15 @@ def _unchanged(model: Callable) -> Iterator[None]:
 def merged(passes: list[list[Call]]) -> list[Call]:
     """The calls of the first pass with the median times of the others, of those that made the same calls."""
     first, *others = passes
-    same = [p for p in others if [(c.module, c.operator) for c in p] == [(c.module, c.operator) for c in first]]
+    same = [p for p in others if list(map(_what, p)) == list(map(_what, first))]
     for i, call in enumerate(first if same else []):
         call.seconds = statistics.median(p[i].seconds for p in same)
         for j, reorder in enumerate(call.reorders):
-            if reorder.seconds is not None and all(len(p[i].reorders) > j for p in same):
+            if reorder.seconds is not None:
                 reorder.seconds = statistics.median(p[i].reorders[j].seconds for p in same)
     return first
+
+
+def _what(call: Call) -> tuple:
+    """What a call did, but for the times."""
+    return call.module, call.operator, [(r.src, r.dst) for r in call.reorders]

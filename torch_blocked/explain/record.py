@@ -41,7 +41,7 @@ class Reorder:
         nbytes: read plus written.
         seconds: None where the operator packs its weights itself: part of its own time.
         origin: the position of the call that had made the tensor plain which becomes blocked here.
-        source: what else the plain tensor is: the name of a parameter, "input", "" where it was made on the way.
+        source: what else the plain tensor is: the name of a parameter or buffer, "" for others.
     """
 
     src: str
@@ -82,7 +82,7 @@ class Call:
 
     @property
     def is_convolution(self) -> bool:
-        return "conv" in self.operator
+        return "conv" in self.operator and "convert" not in self.operator
 
 
 def operand(x: Tensor) -> Operand:

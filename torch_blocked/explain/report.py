@@ -20,6 +20,13 @@ COLUMNS = (
 )  # fmt: skip
 
 
+# How a plain model ran -> what makes it blocked, and the convolutions that this takes.
+REMEDIES = {
+    "eager": ("model.to(tb.blocked)", "float32 or of half precision"),
+    "compiled": ('torch.compile(model, backend="torch_blocked")', "float32"),
+}
+
+
 @dataclass
 class Run:
     """What was measured.
@@ -83,12 +90,10 @@ class Report:
         if not convolutions:
             return "No tensor is blocked, and there is no convolution: nothing to mend."
         seconds = sum(call.seconds for call in convolutions)
-        remedy = (
-            'torch.compile(model, backend="torch_blocked")' if self.run.how == "compiled" else "model.to(tb.blocked)"
-        )
+        remedy, takes = REMEDIES[self.run.how]
         return (
             f"No tensor is blocked. {remedy} makes its {count(len(convolutions), 'convolution')} "
-            f"({self._part(1e3 * seconds):.0%} of the time) blocked where they are float32."
+            f"({self._part(1e3 * seconds):.0%} of the time) blocked where they are {takes}."
         )
 
     @property
@@ -145,18 +150,23 @@ class Report:
     def table(self, whole: bool = False) -> str:
         """The report as text, 100 columns wide; `whole`: with the rows that take next to no time."""
         verdict = [part for line in self.verdict.splitlines() for part in wrapped(line)]
-        rows = [call for call in self.run.calls if whole or self.is_notable(call)]
+        rows, left_out = self.rows(whole)
         lines = [*verdict, "", " ".join(align(name, width) for name, width in COLUMNS)]
         for call in rows:
             cells = zip(self.cells(call), COLUMNS, strict=True)
             lines.append(" ".join(align(text, width) for text, (_, width) in cells))
             lines += [part for note in notes(call) for part in wrapped(note, "    ")]
-        left = [call for call in self.run.calls if call not in rows]
-        if left:
-            ms = 1e3 * sum(call.seconds for call in left)
-            lines.append(f"... and {count(len(left), 'call')} of {ms:.3f} ms in all: report.table(whole=True)")
         summary = [part for line in self.summary() for part in wrapped(line)]
-        return "\n".join([*lines, "", *summary])
+        return "\n".join([*lines, *left_out, "", *summary])
+
+    def rows(self, whole: bool = False) -> tuple[list[Call], list[str]]:
+        """The calls that have a row, all where `whole`, and a line on the others, where there are any."""
+        rows, left = [], []
+        for call in self.run.calls:
+            (rows if whole or self.is_notable(call) else left).append(call)
+        ms = 1e3 * sum(call.seconds for call in left)
+        line = f"... and {count(len(left), 'call')} of {ms:.3f} ms in all: report.table(whole=True)"
+        return rows, [line] if left else []
 
     def is_notable(self, call: Call) -> bool:
         """Whether a call takes its part of the time, or has something to say."""

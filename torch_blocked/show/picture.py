@@ -37,7 +37,7 @@ class Picture:
 
     @cached_property
     def svg(self) -> str:
-        """The picture as an SVG document, 800 pixels wide, more only for offsets of very many digits."""
+        """The picture as an SVG document, 800 pixels wide."""
         return svg.draw(self.layout)
 
     def _repr_svg_(self) -> str:
