@@ -46,4 +46,13 @@ double winograd_pack_seconds(const Conv& c, int64_t m) {
   return vectors * 8 * core().transformed_vector / double(c.nthreads);
 }
 
+double direct_weight_gradient_seconds(const Conv& c) { return direct_seconds(c); }
+
+// As many products as forward, of as many vectors, and the sums are transformed back once.
+double winograd_weight_gradient_seconds(const Conv& c, int64_t m) {
+  const double planes = double((m + 2) * (m + 2) * c.kd);
+  const double sums = planes * padded(c.ic, c.block) * padded(c.oc, c.block) / double(c.block);
+  return winograd_seconds(c, m) + sums * core().transformed_vector / double(c.nthreads);
+}
+
 }  // namespace torch_blocked

@@ -9,4 +9,8 @@ double winograd_seconds(const Conv& conv, int64_t m);
 // Of transforming the weights.
 double winograd_pack_seconds(const Conv& conv, int64_t m);
 
+// Of the gradient with respect to the weights.
+double direct_weight_gradient_seconds(const Conv& conv);
+double winograd_weight_gradient_seconds(const Conv& conv, int64_t m);
+
 }  // namespace torch_blocked
