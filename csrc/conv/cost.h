@@ -1,4 +1,4 @@
-// A cost model for the choice between direct and Winograd convolution: how long each would take, in seconds.
+// A cost model for the choice between direct and Winograd algorithms: how long each would take, in seconds.
 #pragma once
 #include "conv.h"
 

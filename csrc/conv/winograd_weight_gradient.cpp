@@ -127,12 +127,12 @@ void transform_back(const Plan& plan, int64_t unit, const float* sums) {
 // Of the only chunk: each thread's sums of one unit at a time are in its own cache.
 void finish_at_once(const Plan& plan, const Transformed& all) {
   parallel_for(plan.units, plan.conv.nthreads, [&](int64_t begin, int64_t end) {
-    const int64_t count = plan.planes * plan.sums_plane;
-    float* const sums = Scratch::get(count);
+    float* const sums = Scratch::get(plan.planes * plan.sums_plane);
     for (int64_t unit = begin; unit < end; unit++) {
-      std::fill_n(sums, count, 0.f);
-      for (int64_t plane = 0; plane < plan.planes; plane++)
+      for (int64_t plane = 0; plane < plan.planes; plane++) {
+        std::fill_n(sums + plane * plan.sums_plane, plan.sums_plane, 0.f);
         multiply(plan, all, unit, plane, sums + plane * plan.sums_plane);
+      }
       transform_back(plan, unit, sums);
     }
   });
@@ -155,9 +155,11 @@ void add_winograd_weight_gradient(const Conv& c, const WinogradTransforms& trans
     parallel(c.nthreads, [&](int64_t thread, int64_t team) { transform(plan, begin, chunk, thread, team); });
     if (at_once) return finish_at_once(plan, chunk);
     parallel_for(nproducts, c.nthreads, [&](int64_t first, int64_t last) {
-      if (i == 0) std::fill(sums.data() + first * plan.sums_plane, sums.data() + last * plan.sums_plane, 0.f);
-      for (int64_t p = first; p < last; p++)
-        multiply(plan, chunk, p / plan.planes, p % plan.planes, sums.data() + p * plan.sums_plane);
+      for (int64_t p = first; p < last; p++) {
+        float* const its_sums = sums.data() + p * plan.sums_plane;
+        if (i == 0) std::fill_n(its_sums, plan.sums_plane, 0.f);
+        multiply(plan, chunk, p / plan.planes, p % plan.planes, its_sums);
+      }
     });
   }
   parallel_for(plan.units, c.nthreads, [&](int64_t begin, int64_t end) {

@@ -94,8 +94,6 @@ void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_pl
   UNROLL for (int x = 0; x < size; x++) {
     Vec d[size], out[size];
     UNROLL for (int y = 0; y < size; y++) d[y] = Vec::loadu(src + y * src_row + x * block);
-    if (x < M)
-      UNROLL for (int y = 0; y < M; y++) __builtin_prefetch(src + (size + y) * src_row + (x + 1) * block, 0, 3);
     Matrices<M>::src(d, out);
     UNROLL for (int y = 0; y < size; y++) columns[y][x] = out[y];
   }
@@ -162,7 +160,6 @@ void transform_diff_dst(const float* diff, int64_t diff_row, float* dst, int64_t
   UNROLL for (int x = 0; x < M; x++) {
     Vec d[M], out[size];
     UNROLL for (int y = 0; y < M; y++) d[y] = Vec::loadu(diff + y * diff_row + x * block);
-    UNROLL for (int y = 0; y < M; y++) __builtin_prefetch(diff + (M + y) * diff_row + x * block, 0, 3);
     Matrices<M>::diff_dst(d, out);
     UNROLL for (int y = 0; y < size; y++) columns[y][x] = out[y];
   }
