@@ -5,6 +5,8 @@
 // channels together are fewer than a block (an image of three colours, copied with its padding) go side by side. Groups
 // narrower than a block are summed lane by lane, as the depthwise algorithm runs them forward.
 //
+// Dense filters of 3x3 and stride 1 go by winograd_weight_gradient.cpp where that is estimated to be faster.
+//
 // Pixels come in chunks, the same for any number of threads: sums of a chunk are added up in memory, which keeps the
 // error small. Threads share the blocks of diff_wei, not the pixels.
 #include "../kernels/weight_gradient.h"
