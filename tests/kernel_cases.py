@@ -132,6 +132,29 @@ def run(x, w, b, args, src_format, wei_format, block, **post_ops):
     return tb.BlockedTensor(physical, activation_format(4, block).blocking, torch.Size((n, w.size(0), oh, ow)))
 
 
+def plain_weight_gradient(x, diff_dst, size, stride, padding, dilation, groups):
+    arguments = (stride, padding, dilation, False, [0] * (x.dim() - 2), groups, [False, True, False])
+    return torch.ops.aten.convolution_backward(diff_dst, x, x.new_zeros(size), None, *arguments)[1]
+
+
+def weight_gradient_problem(shape):
+    """src, diff_dst, the weight's size, and the rest of a convolution's arguments."""
+    n, ic, oc, src, kernel, *window, groups = shape
+    x, size = torch.randn(n, ic, *src), torch.Size([oc, ic // groups, *kernel])
+    dst = torch.convolution(x, x.new_zeros(size), None, *window, False, [0] * len(src), groups)
+    return x, torch.randn_like(dst), size, (*window, groups)
+
+
+def weight_gradient(src, diff_dst, size, arguments, fmt):
+    """The operator's answer in `fmt`; src and diff_dst lie between NaNs."""
+    blocked = isinstance(src, tb.BlockedTensor)
+    physical = library.convolution_weight_gradient_op(
+        between_nans(src.physical if blocked else src), sum(src.blocking, ()) if blocked else (),
+        between_nans(diff_dst.physical), size, fmt.order, sum(fmt.blocking, ()), *arguments,
+    )  # fmt: skip
+    return tb.BlockedTensor(physical, fmt.blocking, size) if fmt.blocking else physical
+
+
 def check_close(y, expected):
     """Against float64, relative to the largest value: sums of thousands of products are rounded."""
     assert padding_is_zero(y)

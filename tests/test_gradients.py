@@ -8,7 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same, dense
-from kernel_cases import CONVOLUTIONS, SHAPES, TRANSPOSED, between_nans, check_close, pair
+from kernel_cases import (
+    CONVOLUTIONS,
+    SHAPES,
+    TRANSPOSED,
+    check_close,
+    pair,
+    plain_weight_gradient,
+    weight_gradient,
+    weight_gradient_problem,
+)
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
@@ -29,33 +38,11 @@ SHAPES_OF_ALL_RANKS += [
 ]
 
 
-def plain_gradient(x, diff_dst, size, stride, padding, dilation, groups):
-    arguments = (stride, padding, dilation, False, [0] * (x.dim() - 2), groups, [False, True, False])
-    return torch.ops.aten.convolution_backward(diff_dst, x, x.new_zeros(size), None, *arguments)[1]
-
-
-def problem(shape, dtype=torch.float32):
-    n, ic, oc, src, kernel, *window, groups = shape
-    x, size = torch.randn(n, ic, *src, dtype=dtype), torch.Size([oc, ic // groups, *kernel])
-    dst = torch.convolution(x, x.new_zeros(size), None, *window, False, [0] * len(src), groups)
-    return x, torch.randn_like(dst), size, (*window, groups)
-
-
-def blocked_gradient(src, diff_dst, size, arguments, fmt):
-    """The operator's answer in `fmt`; src and diff_dst lie between NaNs."""
-    blocked = isinstance(src, tb.BlockedTensor)
-    physical = library.convolution_weight_gradient_op(
-        between_nans(src.physical if blocked else src), sum(src.blocking, ()) if blocked else (),
-        between_nans(diff_dst.physical), size, fmt.order, sum(fmt.blocking, ()), *arguments,
-    )  # fmt: skip
-    return tb.BlockedTensor(physical, fmt.blocking, size) if fmt.blocking else physical
-
-
 @functools.cache
 def solved(shape):
     """A problem and its gradient in float64, which is slow: once for all tiers."""
-    x, diff_dst, size, arguments = problem(shape)
-    return x, diff_dst, size, arguments, plain_gradient(x.double(), diff_dst.double(), size, *arguments)
+    x, diff_dst, size, arguments = weight_gradient_problem(shape)
+    return x, diff_dst, size, arguments, plain_weight_gradient(x.double(), diff_dst.double(), size, *arguments)
 
 
 @pytest.mark.parametrize("shape", SHAPES_OF_ALL_RANKS, ids=str)
@@ -65,43 +52,43 @@ def test_weight_gradient(isa, guarded, shape):
         fmt = activation_format(x.dim(), block)
         for src in [x.to(fmt)] + [x] * (arguments[-1] == 1):
             for wei_format in (weight_format(size, block), weight_format((17, 17, *size[2:]), 8)):
-                gradient = blocked_gradient(src, diff_dst.to(fmt), size, arguments, wei_format)
+                gradient = weight_gradient(src, diff_dst.to(fmt), size, arguments, wei_format)
                 check_close(gradient, expected)
 
 
 def test_bits_do_not_depend_on_threads():
-    x, diff_dst, size, arguments = problem((3, 33, 40, (30, 20), (3, 3), (1, 1), (1, 1), (1, 1), 1))
+    x, diff_dst, size, arguments = weight_gradient_problem((3, 33, 40, (30, 20), (3, 3), (1, 1), (1, 1), (1, 1), 1))
     fmt, wei_format = activation_format(4, library.isa_block()), weight_format(size, library.isa_block())
     found = []
     for n in (1, 2, 5):
         with num_threads(n):
-            found.append(blocked_gradient(x.to(fmt), diff_dst.to(fmt), size, arguments, wei_format).physical)
+            found.append(weight_gradient(x.to(fmt), diff_dst.to(fmt), size, arguments, wei_format).physical)
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @pytest.mark.parametrize("ic", [3, 17])
 def test_infinities_stay_out_of_the_padding(isa, ic):
-    x, diff_dst, size, arguments = problem((1, ic, 19, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1))
+    x, diff_dst, size, arguments = weight_gradient_problem((1, ic, 19, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1))
     x[0, 1, 3, 3] = float("inf")
     diff_dst[0, 2, 3, 2] = float("nan")
     fmt, wei_format = activation_format(4, library.isa_block()), weight_format(size, library.isa_block())
-    gradient = blocked_gradient(x.to(fmt), diff_dst.to(fmt), size, arguments, wei_format)
+    gradient = weight_gradient(x.to(fmt), diff_dst.to(fmt), size, arguments, wei_format)
     rebuilt = gradient.to_dense().to(wei_format).physical  # whose padding is zero
     torch.testing.assert_close(gradient.physical, rebuilt, rtol=0, atol=0, equal_nan=True)
-    expected = plain_gradient(x, diff_dst, size, *arguments)
+    expected = plain_weight_gradient(x, diff_dst, size, *arguments)
     torch.testing.assert_close(gradient.to_dense(), expected, equal_nan=True)
 
 
 def test_empty_batch():
-    x, diff_dst, size, arguments = problem((0, 17, 20, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1))
+    x, diff_dst, size, arguments = weight_gradient_problem((0, 17, 20, (6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1))
     fmt, wei_format = activation_format(4, library.isa_block()), weight_format(size, library.isa_block())
-    gradient = blocked_gradient(x.to(fmt), diff_dst.to(fmt), size, arguments, wei_format)
+    gradient = weight_gradient(x.to(fmt), diff_dst.to(fmt), size, arguments, wei_format)
     assert not gradient.physical.any()
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(requires_grad):
-    x, diff_dst, size, arguments = problem((1, 17, 18, (5, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1))
+    x, diff_dst, size, arguments = weight_gradient_problem((1, 17, 18, (5, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1))
     fmt, wei_format = activation_format(4, library.isa_block()), weight_format(size, library.isa_block())
     tensors = [t.to(fmt).physical.requires_grad_(requires_grad) for t in (x, diff_dst)]
     blocking = sum(fmt.blocking, ())

@@ -41,7 +41,8 @@ alpha=0)``, ``torch_blocked::convolution_transpose_out(dst, first_block, src, ..
 ``torch_blocked::convolution_weight_gradient(src, src_blocking, diff_dst, weight_size, weight_order, weight_blocking,
 stride, padding, dilation, groups) -> diff_weight``
     The gradient of `convolution` with respect to its weight, dtypes as there. src is blocked as diff_dst, or plain
-    without groups; diff_weight is dense, its outer axes in memory as `weight_order` says, its padding zero.
+    without groups; diff_weight is dense, its outer axes in memory as `weight_order` says, its padding zero. By
+    Winograd's algorithms where `tb.winograd` allows them and they are estimated to be faster.
 
 ``torch_blocked::batch_norm_statistics(src, channels) -> (mean, var)``
     Mean and biased variance, float32, of each channel over everything else; src is (n, ceil(channels / block), ...,
@@ -209,6 +210,9 @@ class winograd:  # noqa: N801
     They need four ninths or a quarter of the multiplications and lose a little accuracy: with 512 channels of random
     data the largest error is 3e-6 (F2) and 2e-5 (F4) of the answer's rms, against 2e-6 for the direct algorithm. An
     infinity or a NaN in src spreads over a tile of 4x4 or 6x6 pixels.
+
+    The gradients of such a convolution follow the same rule; a weight's largest error is 3e-6 (F2) and 9e-6 (F4) of its
+    rms, against 3e-6, with ResNet-18's shapes, and an infinity or a NaN spreads over a filter's nine taps.
 
     Args:
         mode: one of the above; ValueError for any other, TypeError for max_bytes that is no int.

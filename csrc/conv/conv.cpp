@@ -21,6 +21,7 @@ static const struct {
 static std::atomic<Winograd> winograd_mode{Winograd::Auto};
 
 void set_winograd(Winograd mode) { winograd_mode = mode; }
+Winograd get_winograd() { return winograd_mode; }
 
 const ConvKernels* Conv::kernels() const {
   // Vectors of 8 on a CPU with vectors of 16 too: nChw8c runs on the AVX2 build there.
@@ -47,10 +48,6 @@ static const Algorithm& without_packing(const Conv& conv) {
 
 static double seconds_a_call(const Algorithm& algorithm, const Conv& conv, double uses) {
   return algorithm.seconds(conv) + algorithm.pack_seconds(conv) / uses;
-}
-
-static bool allows(Winograd mode, Winograd its_mode) {
-  return mode == Winograd::Auto || mode == Winograd::Always || mode == its_mode;
 }
 
 const Algorithm& choose(const Conv& conv, double uses) {

@@ -83,6 +83,11 @@ struct Algorithm {
 // How Winograd's algorithms are chosen: by the estimates, never, or wherever they can (f2, f4: one of the two).
 enum class Winograd { Auto, Never, Always, F2, F4 };
 void set_winograd(Winograd mode);
+Winograd get_winograd();
+// Whether Winograd's algorithm of this mode is one of those to choose from.
+inline bool allows(Winograd mode, Winograd its_mode) {
+  return mode == Winograd::Auto || mode == Winograd::Always || mode == its_mode;
+}
 
 // The algorithm for a problem; deterministic in its arguments, the ISA tier and set_winograd. `uses` is how many calls
 // share one packing of the weights.

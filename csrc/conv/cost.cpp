@@ -20,30 +20,54 @@ const Core& core() { return cores[int(isa())]; }
 
 double padded(int64_t channels, int64_t block) { return double((channels + block - 1) / block * block); }
 
+double matrix(const Conv& c) { return padded(c.ic, c.block) * padded(c.oc, c.block); }
+
+double multiply_seconds(const Conv& c, double rows_of_src, double matrices) {
+  return 2 * rows_of_src * matrices * matrix(c) / (core().flops * double(c.nthreads));
+}
+
 // Weights and multiplications overlap: the slower decides.
 double product_seconds(const Conv& c, double rows_of_src, double matrices) {
-  const double matrix = padded(c.ic, c.block) * padded(c.oc, c.block);
-  const double compute = 2 * rows_of_src * matrices * matrix / (core().flops * double(c.nthreads));
-  return std::max(compute, matrices * matrix * sizeof(float) / memory_bandwidth);
+  return std::max(multiply_seconds(c, rows_of_src, matrices), matrices * matrix(c) * sizeof(float) / memory_bandwidth);
 }
+
+double transform_seconds(const Conv& c, double vectors) {
+  return vectors * core().transformed_vector / double(c.nthreads);
+}
+
+double pixels(const Conv& c) { return double(c.n * c.od * c.oh * c.ow); }
+double taps(const Conv& c) { return double(c.kd * c.kh * c.kw); }
+
+// Of F(m x m, 3 x 3): elements of a transformed tile, tiles, and vectors of transformed src and dst.
+struct TileCounts {
+  double planes, tiles, vectors;
+  TileCounts(const Conv& c, int64_t m)
+      : planes(double((m + 2) * (m + 2))),
+        tiles(double(c.n * c.od * ((c.oh + m - 1) / m) * ((c.ow + m - 1) / m))),
+        vectors(tiles * planes * (padded(c.ic, c.block) * double(c.kd) + padded(c.oc, c.block)) / double(c.block)) {}
+};
 
 }  // namespace
 
-double direct_seconds(const Conv& c) {
-  return product_seconds(c, double(c.n * c.od * c.oh * c.ow), double(c.kd * c.kh * c.kw));
-}
+double direct_seconds(const Conv& c) { return product_seconds(c, pixels(c), taps(c)); }
 
 double winograd_seconds(const Conv& c, int64_t m) {
-  const double tiles = double(c.n * c.od * ((c.oh + m - 1) / m) * ((c.ow + m - 1) / m)), kd = double(c.kd);
-  const double planes = double((m + 2) * (m + 2));
-  const double vectors = tiles * planes * (padded(c.ic, c.block) * kd + padded(c.oc, c.block)) / double(c.block);
-  return product_seconds(c, tiles, planes * kd) + vectors * core().transformed_vector / double(c.nthreads);
+  const TileCounts w(c, m);
+  return product_seconds(c, w.tiles, w.planes * double(c.kd)) + transform_seconds(c, w.vectors);
 }
 
 double winograd_pack_seconds(const Conv& c, int64_t m) {
   const double planes = double((m + 2) * (m + 2) * c.kd);
-  const double vectors = planes * padded(c.ic, c.block) * padded(c.oc, c.block) / double(c.block);
-  return vectors * 8 * core().transformed_vector / double(c.nthreads);
+  return transform_seconds(c, 8 * planes * matrix(c) / double(c.block));
+}
+
+// The sums stay in a cache, the weights are not read.
+double direct_weight_gradient_seconds(const Conv& c) { return multiply_seconds(c, pixels(c), taps(c)); }
+
+double winograd_weight_gradient_seconds(const Conv& c, int64_t m) {
+  const TileCounts w(c, m);
+  const double matrices = w.planes * double(c.kd), sums = matrices * matrix(c) / double(c.block);
+  return multiply_seconds(c, w.tiles, matrices) + transform_seconds(c, w.vectors + sums);
 }
 
 }  // namespace torch_blocked

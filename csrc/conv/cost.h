@@ -1,4 +1,4 @@
-// A cost model for the choice between direct and Winograd convolution: how long each would take, in seconds.
+// A cost model for the choice between direct and Winograd algorithms: how long each would take, in seconds.
 #pragma once
 #include "conv.h"
 
@@ -8,5 +8,9 @@ double direct_seconds(const Conv& conv);
 double winograd_seconds(const Conv& conv, int64_t m);
 // Of transforming the weights.
 double winograd_pack_seconds(const Conv& conv, int64_t m);
+
+// Of the gradient with respect to the weights.
+double direct_weight_gradient_seconds(const Conv& conv);
+double winograd_weight_gradient_seconds(const Conv& conv, int64_t m);
 
 }  // namespace torch_blocked

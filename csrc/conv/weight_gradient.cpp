@@ -5,14 +5,19 @@
 // channels together are fewer than a block (an image of three colours, copied with its padding) go side by side. Groups
 // narrower than a block are summed lane by lane, as the depthwise algorithm runs them forward.
 //
+// Dense filters of 3x3 and stride 1 go by winograd_weight_gradient.cpp where that is estimated to be faster.
+//
 // Pixels come in chunks, the same for any number of threads: sums of a chunk are added up in memory, which keeps the
 // error small. Threads share the blocks of diff_wei, not the pixels.
 #include "../kernels/weight_gradient.h"
 
+#include <limits>
+
 #include "../parallel.h"
 #include "../reorder.h"
 #include "../scratch.h"
-#include "conv.h"
+#include "cost.h"
+#include "winograd.h"
 
 namespace torch_blocked {
 namespace {
@@ -257,8 +262,26 @@ HugeBuffer channels_last_padded(Conv& c) {
   return padded;
 }
 
+// The way to the sums that is estimated to be fastest, of those that are allowed: Winograd's transforms, or null.
+const WinogradTransforms* choose_winograd(const Conv& c) {
+  const Winograd mode = get_winograd();
+  if (mode == Winograd::Never || !can_winograd(c)) return nullptr;
+  const WinogradTransforms* best = nullptr;
+  double least = mode == Winograd::Auto ? direct_weight_gradient_seconds(c) : std::numeric_limits<double>::infinity();
+  const WinogradKernels& all = *winograd_transforms(c);
+  for (const auto& [its_mode, transforms] : {std::pair{Winograd::F4, &all.f4}, {Winograd::F2, &all.f2}}) {
+    const double seconds = winograd_weight_gradient_seconds(c, transforms->m);
+    if (!allows(mode, its_mode) || seconds >= least) continue;
+    least = seconds;
+    best = transforms;
+  }
+  return best;
+}
+
 // Adds the products of all images to diff_wei, which lies as c.wei_md says.
 void add_products(Conv c, const float* diff_dst, float* diff_wei) {
+  if (const WinogradTransforms* const winograd = choose_winograd(c))
+    return add_winograd_weight_gradient(c, *winograd, diff_dst, diff_wei);
   HugeBuffer padded;
   if (c.src_md.is_plain()) padded = channels_last_padded(c);
   const Problem problem(c, diff_dst, diff_wei);

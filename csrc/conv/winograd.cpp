@@ -2,19 +2,16 @@
 //
 // A run of dst tiles goes through three steps inside one core's L2: their src tiles are transformed, each of the
 // (m + 2)^2 elements becomes a matrix product over the input channels, and the products of two output blocks at a time
-// are transformed back, post-ops included. Neither transformed tensor is ever whole in memory. With a depth, every pair
-// of a channel block and a plane of the filter counts as a channel block of one plane of dst, as in direct.cpp.
-#include "../kernels/winograd.h"
+// are transformed back, post-ops included. Neither transformed tensor is ever whole in memory.
+#include "winograd.h"
 
 #include "../parallel.h"
 #include "../scratch.h"
-#include "conv.h"
 #include "cost.h"
 
 namespace torch_blocked {
-namespace {
 
-const WinogradKernels* kernels(const Conv& c) {
+const WinogradKernels* winograd_transforms(const Conv& c) {
   for (int tier = int(isa()); tier >= 0; tier--) {
     const WinogradKernels& table = TORCH_BLOCKED_KERNELS(winograd_kernels, Isa(tier));
     if (table.block == c.block) return &table;
@@ -22,11 +19,41 @@ const WinogradKernels* kernels(const Conv& c) {
   return nullptr;
 }
 
-bool can(const Conv& c) {
+bool can_winograd(const Conv& c) {
   return c.kh == 3 && c.kw == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1 &&
          c.groups == 1 && !c.phase && c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block &&
-         c.kernels() != nullptr && kernels(c) != nullptr;
+         c.kernels() != nullptr && winograd_transforms(c) != nullptr;
 }
+
+Tiles::Tiles(const Conv& c, const WinogradTransforms& t) : conv(c), transforms(t) {
+  size = t.m + 2;
+  planes = size * size;
+  rows = (c.oh + t.m - 1) / t.m;
+  cols = (c.ow + t.m - 1) / t.m;
+  count = c.n * c.od * rows * cols;
+  ic_blocks = (c.ic + c.block - 1) / c.block * c.kd;
+}
+
+void Tiles::transform_src(int64_t tile, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const {
+  const Conv& c = conv;
+  const Place at = place(tile);
+  const int64_t top = at.row - c.pad_h, left = at.col - c.pad_w, src_row = c.src_md.strides[2];
+  const int64_t id = at.od * c.stride_d - c.pad_d + ic_block % c.kd * c.dilation_d;
+  const bool inside = id >= 0 && id < c.id;
+  const float* const src = c.src + at.n * c.src_md.strides[0] + ic_block / c.kd * c.src_md.strides[1] +
+                           (inside ? id : 0) * c.src_md.strides[4];
+  if (inside && top >= 0 && left >= 0 && top + size <= c.ih && left + size <= c.iw)
+    return transforms.src(src + top * src_row + left * c.block, src_row, dst, dst_plane);
+  const int64_t col_begin = std::clamp<int64_t>(-left, 0, size), col_end = std::clamp(c.iw - left, col_begin, size);
+  std::fill_n(edge, planes * c.block, 0.f);
+  const int64_t row_end = inside ? std::min(size, c.ih - top) : 0;
+  for (int64_t y = std::max<int64_t>(0, -top); y < row_end; y++)
+    c.kernels()->copy_pixels(src + (top + y) * src_row + (left + col_begin) * c.block, c.block,
+                             edge + (y * size + col_begin) * c.block, col_end - col_begin);
+  transforms.src(edge, size * c.block, dst, dst_plane);
+}
+
+namespace {
 
 // The transformed weights, (oc, ic, m + 2, m + 2): a matrix of oc x ic in blocks for each element of a tile.
 template <int M>
@@ -55,23 +82,17 @@ void transform_weights(const Conv& given, const WinogradTransforms& transforms, 
 }
 
 // How the work is cut up: tiles in runs, every run by one thread (or by each for its share of the output channels).
-struct Plan {
-  const Conv& conv;
+struct Plan : Tiles {
   const ConvKernels& gemm;
-  const WinogradTransforms& transforms;
   PaddedPostOps post_ops;
-  int64_t size, planes;  // of a transformed tile: elements along an edge, and all
-  int64_t tile_rows, tile_cols, ntiles;
-  int64_t ic_blocks, oc_blocks;  // those of ic times the filter's depth
-  int64_t group;                 // output blocks between two transforms back
-  int64_t nruns, run_tiles;      // runs, and the most tiles in one
+  int64_t oc_blocks;
+  int64_t group;             // output blocks between two transforms back
+  int64_t nruns, run_tiles;  // runs, and the most tiles in one
   bool split_oc;
 
   Plan(const Conv& c, const WinogradTransforms& t);
-  // Planes an odd number of cache lines apart do not fall into the same sets of the cache.
-  int64_t plane_of(int64_t blocks) const { return ((blocks * run_tiles + 1) | 1) * conv.block; }
-  int64_t src_plane() const { return plane_of(ic_blocks); }
-  int64_t dst_plane() const { return plane_of(group); }
+  int64_t src_plane() const { return plane_of(ic_blocks * run_tiles); }
+  int64_t dst_plane() const { return plane_of(group * run_tiles); }
 };
 
 // Bytes. While the transformed weights fit well into the last level cache, a run's transformed src stays in a core's L2
@@ -79,52 +100,17 @@ struct Plan {
 // from memory: the src of a run then lies in the last level cache, one of its planes in L2.
 constexpr int64_t src_budget = 640 << 10, long_src_budget = 8 << 20, most_reread_weights = 16 << 20;
 
-Plan::Plan(const Conv& c, const WinogradTransforms& t) : conv(c), gemm(*c.kernels()), transforms(t), post_ops(c) {
-  size = t.m + 2;
-  planes = size * size;
-  tile_rows = (c.oh + t.m - 1) / t.m;
-  tile_cols = (c.ow + t.m - 1) / t.m;
-  ntiles = c.n * c.od * tile_rows * tile_cols;
-  ic_blocks = c.wei_md.outer(1) * c.kd;
+Plan::Plan(const Conv& c, const WinogradTransforms& t) : Tiles(c, t), gemm(*c.kernels()), post_ops(c) {
   oc_blocks = c.oc_blocks();
   const int64_t wei_bytes = planes * ic_blocks * oc_blocks * c.block * c.block * sizeof(float);
   const bool long_runs = wei_bytes > most_reread_weights;
   group = long_runs ? oc_blocks : 2;
   const int64_t tile_bytes = planes * ic_blocks * c.block * sizeof(float);
   const int64_t calls = std::max<int64_t>(1, (long_runs ? long_src_budget : src_budget) / (tile_bytes * gemm.cols));
-  nruns = (ntiles + calls * gemm.cols - 1) / (calls * gemm.cols);
-  split_oc = c.oc > ntiles && oc_blocks >= 2 * c.nthreads;
-  if (!split_oc) nruns = std::min(ntiles, (nruns + c.nthreads - 1) / c.nthreads * c.nthreads);
-  run_tiles = (ntiles + nruns - 1) / nruns;
-}
-
-// A tile's place: its image and depth, and its first dst pixel.
-struct Tile {
-  int64_t n, od, row, col;
-  Tile(const Plan& p, int64_t index)
-      : n(index / (p.tile_rows * p.tile_cols * p.conv.od)),
-        od(index / (p.tile_rows * p.tile_cols) % p.conv.od),
-        row(index / p.tile_cols % p.tile_rows * p.transforms.m),
-        col(index % p.tile_cols * p.transforms.m) {}
-};
-
-// One tile of one channel block; `edge` holds the pixels of a tile that reaches into the padding.
-void transform_src(const Plan& plan, const Tile& tile, int64_t ic_block, float* edge, float* dst) {
-  const Conv& c = plan.conv;
-  const int64_t top = tile.row - c.pad_h, left = tile.col - c.pad_w, size = plan.size, src_row = c.src_md.strides[2];
-  const int64_t id = tile.od * c.stride_d - c.pad_d + ic_block % c.kd * c.dilation_d;
-  const bool inside = id >= 0 && id < c.id;
-  const float* const src = c.src + tile.n * c.src_md.strides[0] + ic_block / c.kd * c.src_md.strides[1] +
-                           (inside ? id : 0) * c.src_md.strides[4];
-  if (inside && top >= 0 && left >= 0 && top + size <= c.ih && left + size <= c.iw)
-    return plan.transforms.src(src + top * src_row + left * c.block, src_row, dst, plan.src_plane());
-  const int64_t col_begin = std::clamp<int64_t>(-left, 0, size), col_end = std::clamp(c.iw - left, col_begin, size);
-  std::fill_n(edge, plan.planes * c.block, 0.f);
-  const int64_t row_end = inside ? std::min(size, c.ih - top) : 0;
-  for (int64_t y = std::max<int64_t>(0, -top); y < row_end; y++)
-    plan.gemm.copy_pixels(src + (top + y) * src_row + (left + col_begin) * c.block, c.block,
-                          edge + (y * size + col_begin) * c.block, col_end - col_begin);
-  plan.transforms.src(edge, size * c.block, dst, plan.src_plane());
+  nruns = (count + calls * gemm.cols - 1) / (calls * gemm.cols);
+  split_oc = c.oc > count && oc_blocks >= 2 * c.nthreads;
+  if (!split_oc) nruns = std::min(count, (nruns + c.nthreads - 1) / c.nthreads * c.nthreads);
+  run_tiles = (count + nruns - 1) / nruns;
 }
 
 // products[plane][block][tile] of some output blocks from oc_block on.
@@ -156,13 +142,12 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
     }
 }
 
-void transform_dst(const Plan& plan, const Tile& tile, int64_t oc_block, const float* products) {
+void transform_dst(const Plan& plan, int64_t tile, int64_t oc_block, const float* products) {
   const Conv& c = plan.conv;
-  const int64_t offset = tile.n * c.dst_image() + oc_block * c.dst_block() + tile.od * c.dst_plane() +
-                         tile.row * c.dst_row() + tile.col * c.block;
-  plan.transforms.dst(products, plan.dst_plane(), c.dst + offset, c.dst_row(),
-                      std::min(plan.transforms.m, c.oh - tile.row), std::min(plan.transforms.m, c.ow - tile.col),
-                      plan.post_ops.at(oc_block, 1, offset));
+  const Tiles::Place at = plan.place(tile);
+  const int64_t offset = plan.dst_offset(at, oc_block);
+  plan.transforms.dst(products, plan.dst_plane(), c.dst + offset, c.dst_row(), plan.rows_inside(at),
+                      plan.cols_inside(at), plan.post_ops.at(oc_block, 1, offset));
 }
 
 // Output blocks [oc_begin, oc_end) of tiles [begin, end).
@@ -173,13 +158,13 @@ void compute_run(const Plan& plan, int64_t begin, int64_t end, int64_t oc_begin,
   float* const edge = products + plan.planes * plan.dst_plane();
   for (int64_t ic_block = 0; ic_block < plan.ic_blocks; ic_block++)
     for (int64_t i = 0; i < tiles; i++)
-      transform_src(plan, Tile(plan, begin + i), ic_block, edge, src + (ic_block * tiles + i) * block);
+      plan.transform_src(begin + i, ic_block, edge, src + (ic_block * tiles + i) * block, plan.src_plane());
   for (int64_t oc_block = oc_begin; oc_block < oc_end; oc_block += plan.group) {
     const int64_t blocks = std::min(plan.group, oc_end - oc_block);
     multiply(plan, oc_block, blocks, tiles, src, products);
     for (int64_t b = 0; b < blocks; b++)
       for (int64_t i = 0; i < tiles; i++)
-        transform_dst(plan, Tile(plan, begin + i), oc_block + b, products + (b * tiles + i) * block);
+        transform_dst(plan, begin + i, oc_block + b, products + (b * tiles + i) * block);
   }
 }
 
@@ -194,7 +179,7 @@ void run(const Conv& c, const WinogradTransforms& transforms) {
     if (pair_begin == pair_end) return;
     for (int64_t r = run_begin; r < run_end; r++) {
       int64_t begin, end;
-      split(plan.ntiles, plan.nruns, r, begin, end);
+      split(plan.count, plan.nruns, r, begin, end);
       compute_run(plan, begin, end, pair_begin * 2, std::min(pair_end * 2, plan.oc_blocks));
     }
   });
@@ -202,12 +187,12 @@ void run(const Conv& c, const WinogradTransforms& transforms) {
 
 template <const WinogradTransforms WinogradKernels::* Transforms>
 void pack(const Conv& c, const MemoryDesc& wanted, float* packed) {
-  transform_weights(c, kernels(c)->*Transforms, wanted, packed);
+  transform_weights(c, winograd_transforms(c)->*Transforms, wanted, packed);
 }
 
 template <const WinogradTransforms WinogradKernels::* Transforms>
 void run(const Conv& c) {
-  run(c, kernels(c)->*Transforms);
+  run(c, winograd_transforms(c)->*Transforms);
 }
 
 template <int M>
@@ -223,8 +208,10 @@ double pack_seconds(const Conv& c) {
 }  // namespace
 
 const Algorithm conv_winograd_f2 = {
-    "winograd_f2", can, weights<2>, run<&WinogradKernels::f2>, pack<&WinogradKernels::f2>, seconds<2>, pack_seconds<2>};
+    "winograd_f2", can_winograd,   weights<2>, run<&WinogradKernels::f2>, pack<&WinogradKernels::f2>,
+    seconds<2>,    pack_seconds<2>};
 const Algorithm conv_winograd_f4 = {
-    "winograd_f4", can, weights<4>, run<&WinogradKernels::f4>, pack<&WinogradKernels::f4>, seconds<4>, pack_seconds<4>};
+    "winograd_f4", can_winograd,   weights<4>, run<&WinogradKernels::f4>, pack<&WinogradKernels::f4>,
+    seconds<4>,    pack_seconds<4>};
 
 }  // namespace torch_blocked

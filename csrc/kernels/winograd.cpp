@@ -6,7 +6,8 @@
 namespace torch_blocked {
 namespace {
 
-// One dimension of F(M x M, 3 x 3): B^T d (src), A^T m (dst) and G g (wei) of the paper, sharing what they can.
+// One dimension of F(M x M, 3 x 3): B^T d (src), A^T m (dst) and G g (wei) of the paper, sharing what they can; for the
+// gradient with respect to the weights A d (diff_dst) and G^T m (diff_wei).
 template <int M>
 struct Matrices;
 
@@ -22,6 +23,18 @@ struct Matrices<2> {
   static inline void dst(const Vec* m, Vec* out) {
     out[0] = m[0] + m[1] + m[2];
     out[1] = m[1] - m[2] - m[3];
+  }
+  static inline void diff_dst(const Vec* d, Vec* out) {
+    out[0] = d[0];
+    out[1] = d[0] + d[1];
+    out[2] = d[0] - d[1];
+    out[3] = Vec(0.f) - d[1];
+  }
+  static inline void diff_wei(const Vec* m, Vec* out) {
+    const Vec half(.5f), sum = m[1] + m[2], difference = m[1] - m[2];
+    out[0] = multiply_add(half, sum, m[0]);
+    out[1] = half * difference;
+    out[2] = multiply_add(half, sum, m[3]);
   }
 };
 
@@ -54,6 +67,23 @@ struct Matrices<4> {
     out[1] = multiply_add(Vec(float(a)), difference_a, Vec(float(b)) * difference_b);
     out[2] = multiply_add(Vec(2.f), sum_a, Vec(.5f) * sum_b);
     out[3] = multiply_add(Vec(float(2 * a)), difference_a, multiply_add(Vec(float(b / 2)), difference_b, m[5]));
+  }
+  static inline void diff_dst(const Vec* d, Vec* out) {
+    const Vec even_a = multiply_add(Vec(2.f), d[2], d[0]), even_b = multiply_add(Vec(.5f), d[2], d[0]);
+    const Vec odd_a = Vec(float(a)) * multiply_add(Vec(2.f), d[3], d[1]);
+    const Vec odd_b = Vec(float(b)) * multiply_add(Vec(.5f), d[3], d[1]);
+    out[0] = d[0];
+    out[1] = even_a + odd_a;
+    out[2] = even_a - odd_a;
+    out[3] = even_b + odd_b;
+    out[4] = even_b - odd_b;
+    out[5] = d[3];
+  }
+  static inline void diff_wei(const Vec* m, Vec* out) {
+    const Vec sum_a = m[1] + m[2], difference_a = m[1] - m[2], sum_b = m[3] + m[4], difference_b = m[3] - m[4];
+    out[0] = multiply_add(Vec(float(1. / 6)), sum_a, multiply_add(Vec(float(-2. / 3)), sum_b, m[0]));
+    out[1] = Vec(float(a / 6)) * multiply_add(Vec(-2.f), difference_b, difference_a);
+    out[2] = multiply_add(Vec(float(1. / 3)), sum_a - sum_b, m[5]);
   }
 };
 
@@ -124,7 +154,45 @@ void transform_wei(const float* wei, int64_t wei_tap, float* dst, int64_t dst_pl
 }
 
 template <int M>
-constexpr WinogradTransforms transforms = {M, transform_src<M>, transform_dst<M>, transform_wei<M>};
+void transform_diff_dst(const float* diff, int64_t diff_row, float* dst, int64_t dst_plane) {
+  constexpr int size = M + 2;
+  Vec columns[size][M];
+  UNROLL for (int x = 0; x < M; x++) {
+    Vec d[M], out[size];
+    UNROLL for (int y = 0; y < M; y++) d[y] = Vec::loadu(diff + y * diff_row + x * block);
+    Matrices<M>::diff_dst(d, out);
+    UNROLL for (int y = 0; y < size; y++) columns[y][x] = out[y];
+  }
+  UNROLL for (int y = 0; y < size; y++) {
+    Vec out[size];
+    Matrices<M>::diff_dst(columns[y], out);
+    UNROLL for (int x = 0; x < size; x++) out[x].store(dst + (y * size + x) * dst_plane);
+  }
+}
+
+template <int M>
+void transform_diff_wei(const float* src, int64_t src_plane, float* diff_wei, int64_t wei_tap) {
+  constexpr int size = M + 2;
+  Vec columns[3][size];
+  UNROLL for (int x = 0; x < size; x++) {
+    Vec m[size], out[3];
+    UNROLL for (int y = 0; y < size; y++) m[y] = Vec::loadu(src + (y * size + x) * src_plane);
+    Matrices<M>::diff_wei(m, out);
+    UNROLL for (int y = 0; y < 3; y++) columns[y][x] = out[y];
+  }
+  UNROLL for (int y = 0; y < 3; y++) {
+    Vec out[3];
+    Matrices<M>::diff_wei(columns[y], out);
+    UNROLL for (int x = 0; x < 3; x++) {
+      float* const tap = diff_wei + (y * 3 + x) * wei_tap;
+      (Vec::loadu(tap) + out[x]).store(tap);
+    }
+  }
+}
+
+template <int M>
+constexpr WinogradTransforms transforms = {
+    M, transform_src<M>, transform_dst<M>, transform_wei<M>, transform_diff_dst<M>, transform_diff_wei<M>};
 
 }  // namespace
 

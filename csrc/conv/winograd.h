@@ -1,0 +1,52 @@
+// What Winograd's convolution and its gradient with respect to the weights share: dst cut into tiles of m x m pixels,
+// and the transform of the (m + 2) x (m + 2) pixels of src that such a tile reads. With a depth, every pair of a
+// channel block and a plane of the filter counts as a channel block of one plane of dst, as in direct.cpp.
+#pragma once
+#include "../kernels/winograd.h"
+#include "conv.h"
+
+namespace torch_blocked {
+
+// Whether the problem is one of 3x3 filters, stride 1 and blocked src that there are transforms for.
+bool can_winograd(const Conv& conv);
+// The transforms of blocks of conv.block channels; null where no build of them is.
+const WinogradKernels* winograd_transforms(const Conv& conv);
+
+struct Tiles {
+  const Conv& conv;
+  const WinogradTransforms& transforms;
+  int64_t size, planes;  // of a transformed tile: elements along an edge, and all
+  int64_t rows, cols, count;
+  int64_t ic_blocks;  // those of ic times the filter's depth
+
+  Tiles(const Conv& c, const WinogradTransforms& t);
+
+  // Where a tile is: its image and depth, and its first dst pixel.
+  struct Place {
+    int64_t n, od, row, col;
+  };
+  Place place(int64_t tile) const {
+    const int64_t image = tile / (rows * cols);
+    return {image / conv.od, image % conv.od, tile / cols % rows * transforms.m, tile % cols * transforms.m};
+  }
+  // Of its pixels those inside dst, from the first on.
+  int64_t rows_inside(const Place& at) const { return std::min(transforms.m, conv.oh - at.row); }
+  int64_t cols_inside(const Place& at) const { return std::min(transforms.m, conv.ow - at.col); }
+  // Floats from the beginning of a tensor laid out as dst to its first pixel.
+  int64_t dst_offset(const Place& at, int64_t oc_block) const {
+    return at.n * conv.dst_image() + oc_block * conv.dst_block() + at.od * conv.dst_plane() + at.row * conv.dst_row() +
+           at.col * conv.block;
+  }
+
+  // Floats from one element of transformed tiles to the next, of `vectors` of them: an odd number of cache lines, so
+  // that they do not fall into the same sets of the cache.
+  int64_t plane_of(int64_t vectors) const { return ((vectors + 1) | 1) * conv.block; }
+  // One tile of one channel block; `edge`, of a tile's size, holds the pixels of one that reaches into the padding.
+  void transform_src(int64_t tile, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const;
+};
+
+// Adds to diff_wei, which lies as conv.wei_md says, the gradient with respect to the weights.
+void add_winograd_weight_gradient(const Conv& conv, const WinogradTransforms& transforms, const float* diff_dst,
+                                  float* diff_wei);
+
+}  // namespace torch_blocked
