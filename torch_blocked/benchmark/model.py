@@ -186,7 +186,7 @@ def first_call(name: str, model: nn.Module, images: Tensor, expected: Tensor) ->
     peak = machine.peak_memory()
     if before is not None and peak is not None:
         row["peak_mb"] = (peak - before) / 1e6
-    if CONTESTANTS[name].ours:
+    if CONTESTANTS[name].counted:
         row |= costs(name, answer, counts)
         row["graph_breaks"] = sum(dynamo_counters["graph_break"].values()) - breaks
         fallbacks = ", ".join(sorted(counts.fallbacks)) or "none"
