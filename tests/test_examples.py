@@ -23,9 +23,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re
 
 
 def run(*arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
-    ).stdout
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr[-9000:]}"
+    return done.stdout
 
 
 def test_conv_relu_chain():
