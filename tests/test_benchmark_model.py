@@ -22,7 +22,6 @@ def test_model(bench, graphs, monkeypatch):
         "channels_last",
         "blocked",
         "blocked compiled",
-        "blocked package",
         "blocked dynamic",
     ]  # others' compilers take seconds
     monkeypatch.setattr(machine, "trim_memory", lambda: None)
@@ -39,6 +38,15 @@ def test_model(bench, graphs, monkeypatch):
             assert (row["fallbacks"], row["graph_breaks"]) == ({}, 0)
             assert f"reorders {row['reorders']}, fallbacks none, graph breaks 0" in text
     assert re.search(r"geometric mean of /best +N=1 +N=3\nnchw +\d", text)
+
+
+def test_package(monkeypatch):
+    programs = []
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package",
+                        lambda program, package_path: programs.append(program) or package_path)  # fmt: skip
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda file: programs[-1].module())
+    rows = model.measure(["nchw", "blocked package"], model.Case("unet", models.MODELS["unet"], 1, (3, 32, 32)), rounds=1)
+    assert len(programs) == 1 and rows[1]["difference"] < 1e-5 and "reorders" not in rows[1]
 
 
 def test_model_counts(graphs):

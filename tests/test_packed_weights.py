@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from conftest import assert_same
 from torch import Tensor, nn
-from torch._inductor import config as inductor_config
 
 import torch_blocked as tb
 from torch_blocked import library
@@ -108,12 +107,12 @@ def test_weights_are_packed_once(layer):
 
 
 @pytest.mark.parametrize("to", [lambda model: model, lambda model: model.to(tb.blocked)], ids=["plain", "blocked"])
-def test_compiled_models_pack_weights_once(to):
+def test_compiled_models_pack_weights_once(to, graphs):
     model, x = MODELS["transposed"](), torch.randn(1, 64, 8, 8)
     expected = model(x).detach()
     torch._dynamo.reset()
     compiled = torch.compile(to(model), backend="torch_blocked")
-    with torch.inference_mode(), inductor_config.patch(force_disable_caches=True):
+    with torch.inference_mode():
         for _ in range(2):
             compiled(x)
         before = library.weight_reorders()
