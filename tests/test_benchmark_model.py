@@ -45,7 +45,8 @@ def test_package(monkeypatch):
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package",
                         lambda program, package_path: programs.append(program) or package_path)  # fmt: skip
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda file: programs[-1].module())
-    rows = model.measure(["nchw", "blocked package"], model.Case("unet", models.MODELS["unet"], 1, (3, 32, 32)), rounds=1)
+    case = model.Case("unet", models.MODELS["unet"], 1, (3, 32, 32))
+    rows = model.measure(["nchw", "blocked package"], case, rounds=1)
     assert len(programs) == 1 and rows[1]["difference"] < 1e-5 and "reorders" not in rows[1]
 
 
