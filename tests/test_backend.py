@@ -126,6 +126,14 @@ def test_models_that_share_code_are_packed_once_each(blocked, graphs, prologues)
     assert len(prologues) == 4
 
 
+def test_watch_of_lists_of_any_length():
+    watch, tensors = torch.classes.torch_blocked.Watch(), [torch.zeros(2) for _ in range(3)]
+    numbers = [watch.number(tensors[:n]) for n in (0, 1, 3, 2, 1, 3)]
+    assert numbers == [0, 1, 2, 3, 1, 2]
+    tensors[0].add_(1)
+    assert watch.number(tensors) == 4 and [watch.holds(n) for n in range(5)] == [True, False, False, False, True]
+
+
 @torch.no_grad()
 def test_values_of_a_model_that_is_gone_are_freed(graphs, monkeypatch):
     made, init = [], hoist.Hoisted.__init__

@@ -21,7 +21,7 @@ int64_t Watch::number(const std::vector<at::Tensor>& tensors) {
     if (std::equal(list.begin(), list.end(), tensors.begin(), tensors.end(), is)) return number;
   for (auto it = lists_.begin(); it != lists_.end();) {
     bool gone = false;
-    for (size_t i = 0; i < tensors.size() && !gone; i++)
+    for (size_t i = 0; i < std::min(tensors.size(), it->second.size()) && !gone; i++)
       gone = it->second[i].storage.expired() || it->second[i].was(tensors[i]);
     it = gone ? lists_.erase(it) : std::next(it);
   }
