@@ -171,3 +171,16 @@ def test_sizes_are_asserted_where_an_operator_is_unknown(monkeypatch, unknown):
     with torch.no_grad():
         assert_close(torch.compile(call, backend="torch_blocked")(x), call(x))
     assert asserted == [unknown]
+
+
+def test_sizes_are_asserted_in_training(monkeypatch):
+    asserted = []
+    compile_fx_inner = compile_fx.compile_fx_inner
+    monkeypatch.setattr(
+        compile_fx,
+        "compile_fx_inner",
+        lambda *args, **how: asserted.append(inductor_config.size_asserts) or compile_fx_inner(*args, **how),
+    )
+    convolution = nn.Conv2d(3, 8, 3)
+    torch.compile(lambda x: convolution(x).sum(), backend="torch_blocked")(torch.randn(1, 3, 8, 8)).backward()
+    assert asserted == [True, True]

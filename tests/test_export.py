@@ -82,6 +82,19 @@ def test_concatenation_without_a_copy(dynamic):
         assert_close(program.module()(images), model(images))
 
 
+def test_without_inputs():
+    class Generator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seed, self.up = nn.Parameter(torch.randn(1, 20, 4, 4)), nn.ConvTranspose2d(20, 8, 2, stride=2)
+
+        def forward(self):
+            return torch.relu(self.up(self.seed))
+
+    model = Generator().eval()
+    assert_close(tb.export(model, ()).module()(), model())
+
+
 def test_saved_and_loaded(tmp_path):
     model, x = Residual().eval(), torch.randn(1, 3, 8, 8)
     torch.export.save(tb.export(model, (x,)), tmp_path / "program.pt2")

@@ -105,7 +105,7 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
 
 
 def _inductor(gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
-    """Without assertions that tensors have the sizes they were traced with: a microsecond a convolution.
+    """For inference without assertions that tensors have the sizes they were traced with: a microsecond a convolution.
 
     They are for what Inductor neither generates nor knows; our operators check what they are given themselves.
     """
@@ -115,7 +115,8 @@ def _inductor(gm: fx.GraphModule, example_inputs: Sequence[object], **how: objec
 
     called = [node.target for node in gm.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
     unknown = [op for op in called if op.namespace != "torch_blocked" and (op in fallbacks or op not in lowerings)]
-    with config.patch(size_asserts=config.size_asserts and bool(unknown)):
+    asserted = config.size_asserts and (bool(unknown) or not how.get("is_inference"))
+    with config.patch(size_asserts=asserted):
         return compile_fx_inner(gm, example_inputs, **how)
 
 

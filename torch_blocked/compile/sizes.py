@@ -23,7 +23,7 @@ class Sizes:
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         inputs = graph.find_nodes(op="placeholder")
-        self._last = inputs[-1]
+        self._last = inputs[-1] if inputs else next(iter(graph.nodes))
         for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
             if node.args[0].op == "placeholder":
                 self._last.append(node)
