@@ -81,6 +81,10 @@ TORCH_LIBRARY(torch_blocked, m) {
       "weight_size, int[]? weight_blocking, Tensor? bias, int[] stride, int[] padding, int[] dilation, int groups, int "
       "block, Tensor? scale=None, Tensor? shift=None, str activation='none', float alpha=0) -> ()");
   m.def(
+      "convolution_chain(Tensor src, int[]? src_blocking, Tensor[] weights, int[] channels, Tensor?[] biases, int[] "
+      "strides, int[] paddings, int[] dilations, int[] groups, int block, Tensor?[] scales, Tensor?[] shifts, str "
+      "activations, float[] alphas, Tensor? residual=None, bool residual_last=False) -> Tensor");
+  m.def(
       "convolution_transpose_out(Tensor(a!) dst, int first_block, Tensor src, int[] src_blocking, Tensor weight, int[] "
       "weight_size, int[] weight_blocking, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int[] "
       "dilation, int groups, int block, Tensor? scale=None, Tensor? shift=None, str activation='none', float alpha=0) "
@@ -132,6 +136,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("reorder", torch_blocked::reorder_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
   m.impl("convolution_out", torch_blocked::convolution_out_cpu);
+  m.impl("convolution_chain", torch_blocked::convolution_chain_cpu);
   m.impl("convolution_transpose", torch_blocked::convolution_transpose_cpu);
   m.impl("convolution_transpose_out", torch_blocked::convolution_transpose_out_cpu);
   m.impl("convolution_weight_gradient", torch_blocked::convolution_weight_gradient_cpu);

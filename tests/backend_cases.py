@@ -24,8 +24,11 @@ def fresh():
 class Graphs(list):
     """What Inductor was given to compile: the graphs of a test, in order."""
 
+    def nodes(self, target):
+        return [node for gm in self for node in gm.graph.nodes if node.target is target]
+
     def count(self, target):
-        return sum(node.target is target for gm in self for node in gm.graph.nodes)
+        return len(self.nodes(target))
 
     def post_ops(self):
         """(batch normalization, residual, activation) of each convolution."""

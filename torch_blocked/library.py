@@ -35,6 +35,15 @@ alpha=0)``, ``torch_blocked::convolution_transpose_out(dst, first_block, src, ..
     The same without a residual or a src_scale, float32, and a copy of `src`, into the channel blocks from `first_block`
     on of a dense dst with as many or more of them, (n, blocks, od, oh, ow, block).
 
+``torch_blocked::convolution_chain(src, src_blocking, weights, channels, biases, strides, paddings, dilations, groups,
+block, scales, shifts, activations, alphas, residual=None, residual_last=False) -> dst``
+    The `convolution` of `src` by the first weight, of that by the second one and so on, for inference: 2 spatial dims,
+    float32, a value or an optional tensor of everything for each weight. `channels` are those of src and of every dst;
+    strides, paddings and dilations have two numbers a weight, one after the other, `activations` are names between
+    commas. Weights are (oc / block, ic / groups, kh, kw, block) or, without groups, (oc / block, ic / block, kh, kw,
+    block, block), the inner blocks ic, oc. The residual is the last one's. Some rows of all are computed before the
+    next where what lies between leaves the cache otherwise; no bit depends on it.
+
 ``torch_blocked::new_empty(like, size) -> dst``
     Dense and uninitialized, of the dtype of `like`, on the CPU, in memory of the pool.
 
@@ -112,6 +121,7 @@ convolution_op = ops.convolution.default
 convolution_weight_gradient_op = ops.convolution_weight_gradient.default
 convolution_transpose_op = ops.convolution_transpose.default
 convolution_out_op = ops.convolution_out.default
+convolution_chain_op = ops.convolution_chain.default
 convolution_transpose_out_op = ops.convolution_transpose_out.default
 copy_out_op = ops.copy_out.default
 new_empty_op = ops.new_empty.default
@@ -337,6 +347,31 @@ def _convolution_transpose_fake(
 @torch.library.register_fake("torch_blocked::copy_out")
 def _out_fake(dst: Tensor, first_block: int, src: Tensor, *_: object, **__: object) -> None:
     pass
+
+
+@torch.library.register_fake("torch_blocked::convolution_chain")
+def _convolution_chain_fake(
+    src: Tensor,
+    src_blocking: Sequence[int],
+    weights: Sequence[Tensor],
+    channels: Sequence[int],
+    biases: Sequence[Tensor | None],
+    strides: Sequence[int],
+    paddings: Sequence[int],
+    dilations: Sequence[int],
+    groups: Sequence[int],
+    block: int,
+    *_: object,
+    **__: object,
+) -> Tensor:
+    spatial = list(src.shape[2:4])
+    for i, weight in enumerate(weights):
+        for d in range(2):
+            at = 2 * i + d
+            spatial[d] = (spatial[d] + 2 * paddings[at] - dilations[at] * (weight.size(2 + d) - 1) - 1) // strides[
+                at
+            ] + 1
+    return src.new_empty([src.size(0), -(-channels[-1] // block), *spatial, block])
 
 
 @torch.library.register_fake("torch_blocked::new_empty")

@@ -47,7 +47,8 @@ Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, c.block), 
   in_place = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
              c.oh <= c.ih && c.ow <= c.iw && c.kd == 1 && c.pad_d == 0 && c.od <= c.id &&
              c.src_md.strides[3] == c.block;
-  flat = in_place && !c.phase && c.oh == c.ih && c.ow == c.iw && (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
+  flat = in_place && c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
+         (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
   ic_blocks = (c.group_ic() + c.block - 1) / c.block * c.kd;
   oc_blocks = (c.group_oc() + c.block - 1) / c.block;
   choose_tiles();

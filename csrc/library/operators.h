@@ -3,6 +3,7 @@
 // All take and return physical tensors (a blocked tensor's outer dims, then its inner blocks). A blocking is a flat
 // list of (axis, size), outermost inner block first; empty for a plain tensor.
 #pragma once
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -29,6 +30,12 @@ void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& s
                          IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block,
                          const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
                          c10::string_view activation, double alpha);
+Tensor convolution_chain_cpu(const Tensor& src, at::OptionalIntArrayRef src_blocking, at::TensorList weights,
+                             IntArrayRef channels, const c10::List<std::optional<Tensor>>& biases, IntArrayRef strides,
+                             IntArrayRef paddings, IntArrayRef dilations, IntArrayRef groups, int64_t block,
+                             const c10::List<std::optional<Tensor>>& scales,
+                             const c10::List<std::optional<Tensor>>& shifts, c10::string_view activations,
+                             at::ArrayRef<double> alphas, const std::optional<Tensor>& residual, bool residual_last);
 Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
                                  IntArrayRef weight_size, IntArrayRef weight_blocking,
                                  const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,

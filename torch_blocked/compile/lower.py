@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from torch_blocked import counting, library
+from torch_blocked.compile.chain import chain
 from torch_blocked.compile.concat import concatenate_in_place
 from torch_blocked.compile.facts import Facts, keep
 from torch_blocked.compile.formats import block_weights
@@ -82,7 +83,7 @@ def _with_this_build(settings: dict[str, object]) -> dict[str, object]:
 
 
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
-    """Steps 3 to 8, on the graph of physical tensors."""
+    """Steps 3 to 9, on the graph of physical tensors."""
     from torch._inductor.decomposition import select_decomp_table
 
     how["get_decomp_fn"] = select_decomp_table  # by name, for Inductor's cache: a table of functions is no key
@@ -121,11 +122,11 @@ def _inductor(gm: fx.GraphModule, example_inputs: Sequence[object], **how: objec
 
 
 def optimize(gm: fx.GraphModule) -> int:
-    """Steps 3 to 6 for inference, in place; how many operators went into convolutions."""
+    """Steps 3 to 7 for inference, in place; how many operators went into convolutions."""
     sizes_from_inputs(gm)
     fused = fuse(gm)
     concatenate_in_place(gm)
-    return fused + scale_weights(gm)
+    return fused + scale_weights(gm) + chain(gm)
 
 
 class BelowAutograd:

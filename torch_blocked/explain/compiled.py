@@ -173,6 +173,20 @@ def _convolution(call: Call, event: FunctionEvent) -> None:
     call.algorithm = "+".join(["conv", *fused]) if fused else ""
 
 
+def _chain(call: Call, event: FunctionEvent) -> None:
+    """`convolution_chain`: its src and its last dst."""
+    shapes, values, dtype = event.structured_input_shapes, event.concrete_inputs, _dtype_name(event, 0)
+    src, blocking, weights, channels, block = shapes[0], values[1], shapes[2], values[3], values[9]
+    windows = ([values[i][at : at + 2] for i in (5, 6, 7)] for at in range(0, 2 * len(weights), 2))
+    spatial = src[2:4]
+    for weight, window in zip(weights, windows, strict=True):
+        dims = zip(spatial, weight[2:4], *window, strict=True)
+        spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in dims]
+    plain = Operand(tuple(src), dtype, _tag(len(src), ()))
+    call.inputs = [_activation(channels[0], src, block, dtype) if blocking else plain]
+    call.outputs = [_activation(channels[-1], (src[0], 0, *spatial, block), block, dtype)]
+
+
 def _reorder(call: Call, event: FunctionEvent) -> None:
     """`torch_blocked::reorder`, where Inductor calls it as it is."""
     _, size, src_blocking, _, dst_blocking, *_ = event.concrete_inputs
@@ -188,7 +202,7 @@ def _reorder(call: Call, event: FunctionEvent) -> None:
 
 
 _CONVOLUTIONS = ("convolution", "convolution_out", "convolution_transpose", "convolution_transpose_out")
-DESCRIBE = {**dict.fromkeys(_CONVOLUTIONS, _convolution), "reorder": _reorder}
+DESCRIBE = {**dict.fromkeys(_CONVOLUTIONS, _convolution), "convolution_chain": _chain, "reorder": _reorder}
 
 
 def _fallbacks(module: str, facts: Facts, calls: list[Call], whole: float) -> list[Finding]:

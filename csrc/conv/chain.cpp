@@ -1,0 +1,198 @@
+// Convolutions of which each reads the one before, a band of rows of the last dst after the other, so that what lies
+// between two of them stays in a core's cache: layer fusion (Alwani et al., Fused-Layer CNN Accelerators, MICRO 2016).
+//
+// Each thread has the images' bands in order, and of what lies between it holds the rows that the next band still
+// reads: only where threads meet is anything computed twice. Bits are those of one convolution after the other.
+#include "chain.h"
+
+#include <cstring>
+#include <memory>
+
+#include "../parallel.h"
+
+namespace torch_blocked {
+namespace {
+
+constexpr int64_t band_budget = 512 << 10;  // bytes between the convolutions: about half of a core's L2
+constexpr int64_t cache_bytes = 1 << 20;    // a core's L2, about
+constexpr int64_t least_rows = 16;          // of a thread where it has no whole images: fewer share too many rows
+
+struct Rows {
+  int64_t begin = 0, end = 0;
+  int64_t count() const { return end - begin; }
+};
+
+// The src rows that some dst rows see.
+Rows seen(const Conv& c, const Rows& dst) {
+  if (dst.count() == 0) return {};
+  const int64_t first = dst.begin * c.stride_h - c.pad_h, last = (dst.end - 1) * c.stride_h - c.pad_h;
+  return {std::max<int64_t>(first, 0), std::min(last + (c.kh - 1) * c.dilation_h + 1, c.ih)};
+}
+
+int64_t row_size(const Conv& c) { return c.ow * c.block; }
+
+// One convolution of a chain, with its weights as its algorithm wants them.
+struct Link {
+  const Algorithm* algorithm;
+  ReorderedWeights weights;
+  int64_t rows;  // of dst in memory: all of the last one's, those of a band of the others'
+
+  Link(const Conv& conv, const WeightKey* key)
+      : algorithm(&choose(conv, key ? PackedWeights::instance().uses(*key, true) : 1)),
+        weights(conv, *algorithm, key),
+        rows(conv.oh) {}
+  const Conv& conv() const { return weights.conv; }
+  int64_t dst_size() const { return conv().oc_blocks() * rows * row_size(conv()); }
+};
+
+// Sets how many rows of each dst in between `rows` rows of the last one read; the floats of all of them.
+int64_t set_rows(std::vector<Link>& links, int64_t rows) {
+  int64_t size = 0;
+  for (size_t i = links.size() - 1; i > 0; i--) {
+    const Conv& c = links[i].conv();
+    rows = links[i - 1].rows = std::min(c.ih, (rows - 1) * c.stride_h + (c.kh - 1) * c.dilation_h + 1);
+    size += links[i - 1].dst_size();
+  }
+  return size;
+}
+
+// One thread's part of the work.
+class Worker {
+ public:
+  Worker(const std::vector<Link>& links, float* memory) : links_(links) {
+    for (const Link& link : links_) {
+      held_.push_back({memory, {}});
+      memory += link.dst_size();
+    }
+  }
+
+  // Rows of the last dst; those of an image in ascending order.
+  void compute(int64_t n, const Rows& rows) {
+    if (n != n_)
+      for (Held& held : held_) held.rows = {};
+    n_ = n;
+    std::vector<Rows> missing(links_.size());
+    missing.back() = rows;
+    for (size_t i = links_.size() - 1; i > 0; i--) missing[i - 1] = keep(i - 1, seen(links_[i].conv(), missing[i]));
+    for (size_t i = 0; i < links_.size(); i++)
+      if (missing[i].count() > 0) run(i, missing[i]);
+  }
+
+ private:
+  struct Held {
+    float* data;
+    Rows rows;
+  };
+
+  // Moves what is held of `wanted`, rows of a dst in between, to its beginning; the rows that are missing.
+  Rows keep(size_t i, const Rows& wanted) {
+    if (wanted.count() == 0) return {};
+    auto& [data, rows] = held_[i];
+    const Conv& c = links_[i].conv();
+    const int64_t kept = std::max<int64_t>(0, rows.end - wanted.begin), size = row_size(c);
+    for (int64_t block = 0; kept > 0 && block < c.oc_blocks(); block++) {
+      float* const plane = data + block * links_[i].rows * size;
+      std::memmove(plane, plane + (rows.count() - kept) * size, kept * size * sizeof(float));
+    }
+    rows = {wanted.begin, wanted.begin + kept};
+    return {rows.end, wanted.end};
+  }
+
+  void run(size_t i, const Rows& rows) {
+    const Rows src = seen(links_[i].conv(), rows);
+    const bool last = i + 1 == links_.size();
+    Conv c = links_[i].conv();
+    const int64_t dst_row = row_size(c);
+    c.n = c.src_md.dims[0] = c.nthreads = 1;
+    c.ih = c.src_md.dims[2] = src.count();
+    c.oh = rows.count();
+    c.pad_h = src.begin - (rows.begin * c.stride_h - c.pad_h);  // what of it lies above these rows
+    if (i == 0) {
+      c.src += n_ * c.src_md.strides[0] + src.begin * c.src_md.strides[2];
+    } else {
+      const Held& held = held_[i - 1];
+      c.src_md.strides[2] = c.iw * c.block;
+      c.src_md.strides[1] = links_[i - 1].rows * c.src_md.strides[2];
+      c.src = held.data + (src.begin - held.rows.begin) * c.src_md.strides[2];
+    }
+    c.phase = Phase{1, 1, 1, 1, links_[i].rows, c.ow};  // a part of the rows of dst
+    if (last) {
+      c.advance_dst(n_ * c.dst_image() + rows.begin * dst_row);
+    } else {
+      c.dst = held_[i].data + (rows.begin - held_[i].rows.begin) * dst_row;
+      held_[i].rows.end = rows.end;
+    }
+    links_[i].algorithm->run(c);
+  }
+
+  const std::vector<Link>& links_;
+  std::vector<Held> held_;
+  int64_t n_ = -1;
+};
+
+// Whether every algorithm computes a row of dst in the same way whatever the others are, from src rows that exist.
+bool by_rows(const std::vector<Conv>& convs) {
+  return std::all_of(convs.begin(), convs.end(), [](const Conv& c) {
+    const Algorithm* const algorithm = &choose(c, 1);
+    return (algorithm == &conv_first || algorithm == &conv_direct || algorithm == &conv_depthwise) &&
+           c.pad_h <= (c.kh - 1) * c.dilation_h;
+  });
+}
+
+// Whether what lies between leaves the caches of the threads' cores otherwise, and the threads share few rows.
+bool pays(const std::vector<Conv>& convs) {
+  const Conv& last = convs.back();
+  int64_t between = 0;
+  for (size_t i = 0; i + 1 < convs.size(); i++) between += convs[i].n * convs[i].dst_image() * sizeof(float);
+  return between > last.nthreads * cache_bytes &&
+         (last.n % last.nthreads == 0 || last.n * last.oh >= least_rows * last.nthreads);
+}
+
+void run_bands(const std::vector<Conv>& convs, const std::vector<const WeightKey*>& keys) {
+  std::vector<Link> links;
+  for (size_t i = 0; i < convs.size(); i++) links.emplace_back(convs[i], keys[i]);
+  const Conv& last = convs.back();
+  int64_t rows = 1;
+  while (rows < last.oh && set_rows(links, rows + 1) * int64_t(sizeof(float)) <= band_budget) rows++;
+  int64_t bands = (last.oh + rows - 1) / rows;
+  if (last.n * bands % last.nthreads != 0)
+    bands = std::min(last.oh, (bands + last.nthreads - 1) / last.nthreads * last.nthreads);
+  const int64_t size = set_rows(links, (last.oh + bands - 1) / bands);
+  const PooledBuffer memory(last.nthreads * size);
+  parallel(last.nthreads, [&](int64_t thread, int64_t team) {
+    Worker worker(links, memory.data() + thread * size);
+    int64_t begin, end;
+    split(last.n * bands, team, thread, begin, end);
+    for (int64_t i = begin; i < end; i++) {
+      Rows of_band;
+      split(last.oh, bands, i % bands, of_band.begin, of_band.end);
+      worker.compute(i / bands, of_band);
+    }
+  });
+}
+
+// One after the other; what lies between in memory, whole.
+void run_whole(std::vector<Conv>& convs, const std::vector<const WeightKey*>& keys) {
+  std::unique_ptr<PooledBuffer> src, dst;
+  for (size_t i = 0; i < convs.size(); i++) {
+    Conv& c = convs[i];
+    std::swap(src, dst);
+    if (i > 0) c.src = src->data();
+    if (i + 1 < convs.size()) {
+      dst = std::make_unique<PooledBuffer>(c.n * c.dst_image());
+      c.dst = dst->data();
+    }
+    convolve(c, keys[i]);
+  }
+}
+
+}  // namespace
+
+void convolve_chain(std::vector<Conv>& convs, const std::vector<const WeightKey*>& keys) {
+  if (by_rows(convs) && pays(convs))
+    run_bands(convs, keys);
+  else
+    run_whole(convs, keys);
+}
+
+}  // namespace torch_blocked
