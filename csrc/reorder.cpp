@@ -1,6 +1,7 @@
 #include "reorder.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -49,18 +50,55 @@ void run_copy(const Tile& tile, const Plan& plan, const ReorderKernels& kernels)
                       stream);
 }
 
+ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t element_size) {
+  return element_size == 1   ? kernels.transpose_1
+         : element_size == 2 ? kernels.transpose_2
+         : element_size == 4 ? kernels.transpose_4
+         : element_size == 8 ? kernels.transpose_8
+                             : kernels.transpose_16;
+}
+
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const int64_t element_size = plan.element_size;
-  const auto transpose = element_size == 1   ? kernels.transpose_1
-                         : element_size == 2 ? kernels.transpose_2
-                         : element_size == 4 ? kernels.transpose_4
-                         : element_size == 8 ? kernels.transpose_8
-                                             : kernels.transpose_16;
+  const auto transpose = transpose_of(kernels, plan.element_size);
   const auto& [src, dst, rows, cols] = tile;
   if (cols.size > 0) transpose(src, rows.src, dst, cols.dst, rows.size, rows.padded_size, cols.size, plan.stream);
   if (cols.size < cols.padded_size)
     transpose(nullptr, nullptr, dst, cols.dst + cols.size, 0, rows.padded_size, cols.padded_size - cols.size,
               plan.stream);
+}
+
+// The rows of 16 elements between a transpose and an interleave: `group` of them for each line of 64 bytes.
+struct Between {
+  alignas(64) char rows[max_groups * 64];
+
+  static const int64_t* offsets(int64_t group) {
+    static const auto table = [] {
+      std::array<std::array<int64_t, 4 * max_groups>, 2> table;
+      for (int64_t r = 0; r < 4 * max_groups; r++) table[0][r] = r * 16, table[1][r] = r * 32;
+      return table;
+    }();
+    return table[group == 2].data();
+  }
+};
+
+void run_interleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  const auto& [src, dst, rows, cols] = tile;
+  const int64_t lines = cols.padded_size;
+  Between between;
+  transpose_of(kernels, plan.element_size)(src, rows.src, between.rows, between.offsets(plan.group), rows.size, 16,
+                                           lines * plan.group, false);
+  const auto interleave = plan.group == 4 ? kernels.interleave_1 : kernels.interleave_2;
+  interleave(between.rows, dst, cols.dst, lines, plan.run, plan.stream);
+}
+
+void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  const auto& [src, dst, rows, cols] = tile;
+  const int64_t lines = rows.padded_size;
+  Between between;
+  const auto deinterleave = plan.group == 4 ? kernels.deinterleave_1 : kernels.deinterleave_2;
+  deinterleave(src, rows.src, between.rows, lines, plan.run);
+  transpose_of(kernels, plan.element_size)(between.rows, between.offsets(plan.group), dst, cols.dst, lines * plan.group,
+                                           lines * plan.group, cols.size, plan.stream);
 }
 
 template <int element_size>
@@ -86,6 +124,8 @@ void run_reference(const Tile& tile, const Plan& plan, const ReorderKernels&) {
 
 constexpr Implementation implementations[] = {
     {"copy", plan_copy, run_copy},
+    {"interleave", plan_interleave, run_interleave},
+    {"deinterleave", plan_deinterleave, run_deinterleave},
     {"transpose", plan_transpose, run_transpose},
     {"reference", plan_reference, run_reference},
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "reorder_interleave.h"
 #include "reorder_tiles.h"
 #include "tier.h"
 
@@ -132,9 +133,10 @@ bool transpose_blocks(const char* src, const int64_t* src_rows, char* dst, const
   constexpr int size = sizeof(T);
   if constexpr (block >= 2 && block * size < vector_bytes) {
     if (padded_rows < block || padded_rows * size >= vector_bytes || cols < vector_bytes / size) return false;
-    const auto run = padded_rows == block && follow_each_other(dst_rows, cols, block * size)
-                         ? transpose_tiles<FromWideRows<T, vector_bytes, block, true>>
-                         : transpose_tiles<FromWideRows<T, vector_bytes, block, false>>;
+    const bool dense = padded_rows == block && follow_each_other(dst_rows, cols, block * size);
+    if (!dense && 2 * padded_rows * size >= vector_bytes) return false;
+    const auto run = dense ? transpose_tiles<FromWideRows<T, vector_bytes, block, true>>
+                           : transpose_tiles<FromWideRows<T, vector_bytes, block, false>>;
     run(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
     return true;
   }
@@ -308,7 +310,16 @@ void copy_rows(const char* src, const int64_t* src_rows, char* dst, const int64_
 }  // namespace
 
 const ReorderKernels TORCH_BLOCKED_TIER_NAME(reorder_kernels) = {
-    copy_rows, transpose<uint8_t>, transpose<uint16_t>, transpose<uint32_t>, transpose<uint64_t>, transpose<Bytes16>,
+    copy_rows,
+    transpose<uint8_t>,
+    transpose<uint16_t>,
+    transpose<uint32_t>,
+    transpose<uint64_t>,
+    transpose<Bytes16>,
+    interleave<uint8_t, 4>,
+    interleave<uint16_t, 2>,
+    deinterleave<uint8_t, 4>,
+    deinterleave<uint16_t, 2>,
 };
 
 }  // namespace torch_blocked

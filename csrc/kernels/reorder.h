@@ -16,12 +16,23 @@ struct ReorderKernels {
   using Transpose = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                          int64_t padded_rows, int64_t cols, bool stream);
 
+  // Lines of 64 bytes, each of a group of src rows by turns. The rows follow each other: the first ones of `run`
+  // groups, then the second ones of the same groups and so on, then the next groups. `lines` is a multiple of `run`.
+  using Interleave = void(const char* src, char* dst, const int64_t* dst_lines, int64_t lines, int64_t run,
+                          bool stream);
+  // The same backwards.
+  using Deinterleave = void(const char* src, const int64_t* src_lines, char* dst, int64_t lines, int64_t run);
+
   CopyRows* copy_rows;
   Transpose* transpose_1;  // by element size
   Transpose* transpose_2;
   Transpose* transpose_4;
   Transpose* transpose_8;
   Transpose* transpose_16;
+  Interleave* interleave_1;  // by element size: groups of four, of two
+  Interleave* interleave_2;
+  Deinterleave* deinterleave_1;
+  Deinterleave* deinterleave_2;
 };
 
 TORCH_BLOCKED_DECLARE_KERNELS(ReorderKernels, reorder_kernels);
