@@ -1,6 +1,7 @@
 #include "reorder.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
@@ -20,7 +21,7 @@ using namespace reorder_plan;
 // Some successive indices of an axis.
 struct Span {
   int64_t size, padded_size;  // within the logical dim and within dst's padded one
-  const int64_t *src, *dst;   // the offset of each from the first, unless they are adjacent
+  RowOffsets src, dst;        // from the first, unless they are adjacent
 };
 
 struct Tile {
@@ -43,34 +44,72 @@ void run_copy(const Tile& tile, const Plan& plan, const ReorderKernels& kernels)
   const int64_t size = cols.size * plan.element_size, padded_size = cols.padded_size * plan.element_size;
   // Cache lines go past the caches where they are written at once.
   const bool stream = plan.stream && (padded_size % 64 == 0 || plan.axis(Role::Cols).steps() == 1);
-  if (rows.size > 0) kernels.copy_rows(src, rows.src, dst, rows.dst, rows.size, size, padded_size, stream);
+  if (rows.size > 0) kernels.copy_rows(src, rows.src.each, dst, rows.dst.each, rows.size, size, padded_size, stream);
   if (rows.size < rows.padded_size)
-    kernels.copy_rows(nullptr, nullptr, dst, rows.dst + rows.size, rows.padded_size - rows.size, 0, padded_size,
+    kernels.copy_rows(nullptr, nullptr, dst, rows.dst.each + rows.size, rows.padded_size - rows.size, 0, padded_size,
                       stream);
 }
 
+ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t element_size) {
+  return element_size == 1   ? kernels.transpose_1
+         : element_size == 2 ? kernels.transpose_2
+         : element_size == 4 ? kernels.transpose_4
+         : element_size == 8 ? kernels.transpose_8
+                             : kernels.transpose_16;
+}
+
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const int64_t element_size = plan.element_size;
-  const auto transpose = element_size == 1   ? kernels.transpose_1
-                         : element_size == 2 ? kernels.transpose_2
-                         : element_size == 4 ? kernels.transpose_4
-                         : element_size == 8 ? kernels.transpose_8
-                                             : kernels.transpose_16;
+  const auto transpose = transpose_of(kernels, plan.element_size);
   const auto& [src, dst, rows, cols] = tile;
   if (cols.size > 0) transpose(src, rows.src, dst, cols.dst, rows.size, rows.padded_size, cols.size, plan.stream);
   if (cols.size < cols.padded_size)
-    transpose(nullptr, nullptr, dst, cols.dst + cols.size, 0, rows.padded_size, cols.padded_size - cols.size,
+    transpose(nullptr, {}, dst, cols.dst.from(cols.size), 0, rows.padded_size, cols.padded_size - cols.size,
               plan.stream);
+}
+
+// The rows of 16 elements between a transpose and an interleave: `group` of them for each line of 64 bytes.
+struct Between {
+  alignas(64) char rows[max_groups * 64];
+
+  static RowOffsets offsets(int64_t group) {
+    static const auto table = [] {
+      std::array<std::array<int64_t, 4 * max_groups>, 2> table;
+      for (int64_t r = 0; r < 4 * max_groups; r++) table[0][r] = r * 16, table[1][r] = r * 32;
+      return table;
+    }();
+    return {table[group == 2].data(), 64 / group};
+  }
+};
+
+void run_interleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  const auto& [src, dst, rows, cols] = tile;
+  const int64_t lines = cols.padded_size;
+  Between between;
+  transpose_of(kernels, plan.element_size)(src, rows.src, between.rows, between.offsets(plan.group), rows.size, 16,
+                                           lines * plan.group, false);
+  const auto interleave = plan.group == 4 ? kernels.interleave_1 : kernels.interleave_2;
+  interleave(between.rows, dst, cols.dst.each, lines, plan.run, plan.stream);
+}
+
+void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  const auto& [src, dst, rows, cols] = tile;
+  const int64_t lines = rows.padded_size;
+  Between between;
+  const auto deinterleave = plan.group == 4 ? kernels.deinterleave_1 : kernels.deinterleave_2;
+  deinterleave(src, rows.src.each, between.rows, lines, plan.run);
+  transpose_of(kernels, plan.element_size)(between.rows, between.offsets(plan.group), dst, cols.dst, lines * plan.group,
+                                           lines * plan.group, cols.size, plan.stream);
 }
 
 template <int element_size>
 void run_elements(const Tile& tile) {
   const auto& [src, dst, rows, cols] = tile;
   for (int64_t r = 0; r < rows.padded_size; r++) {
-    char* to = dst + rows.dst[r];
+    char* to = dst + rows.dst.each[r];
     const int64_t size = r < rows.size ? cols.size : 0;
-    for (int64_t c = 0; c < size; c++) std::memcpy(to + cols.dst[c], src + (rows.src[r] + cols.src[c]), element_size);
-    for (int64_t c = size; c < cols.padded_size; c++) std::memset(to + cols.dst[c], 0, element_size);
+    for (int64_t c = 0; c < size; c++)
+      std::memcpy(to + cols.dst.each[c], src + (rows.src.each[r] + cols.src.each[c]), element_size);
+    for (int64_t c = size; c < cols.padded_size; c++) std::memset(to + cols.dst.each[c], 0, element_size);
   }
 }
 
@@ -86,6 +125,8 @@ void run_reference(const Tile& tile, const Plan& plan, const ReorderKernels&) {
 
 constexpr Implementation implementations[] = {
     {"copy", plan_copy, run_copy},
+    {"interleave", plan_interleave, run_interleave},
+    {"deinterleave", plan_deinterleave, run_deinterleave},
     {"transpose", plan_transpose, run_transpose},
     {"reference", plan_reference, run_reference},
 };
@@ -138,13 +179,17 @@ class SpanTable {
     const int64_t padded_size = std::min(axis_.step, axis_.padded - begin);
     if (!axis_.src_adjacent) fill(axis_.src, begin, padded_size, src_);
     if (!axis_.dst_adjacent) fill(axis_.dst, begin, padded_size, dst_);
-    return {std::min(axis_.dim - begin, padded_size), padded_size, src_.offsets.data(), dst_.offsets.data()};
+    return {std::min(axis_.dim - begin, padded_size),
+            padded_size,
+            {src_.offsets.data(), src_.stride},
+            {dst_.offsets.data(), dst_.stride}};
   }
 
  private:
   struct Table {
     int64_t phase = -1;
     std::vector<int64_t> offsets;
+    int64_t stride = 0;
   };
 
   static void fill(const Offsets& offsets, int64_t begin, int64_t size, Table& table) {
@@ -153,6 +198,7 @@ class SpanTable {
     table.phase = phase;
     table.offsets.resize(size);
     if (offsets.affine()) {
+      table.stride = offsets.stride;
       for (int64_t i = 0; i < size; i++) table.offsets[i] = i * offsets.stride;
       return;
     }

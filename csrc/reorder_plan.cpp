@@ -87,9 +87,9 @@ bool join_dense_pair(std::vector<Axis>& axes) {
   return false;
 }
 
-// Three quarters of what one core has of the last level on today's servers, about, as the C library does; what the
-// system says is often the sum of many.
-constexpr int64_t cache_bytes = 24 << 20;
+// Half of what one core has of the last level on today's servers, about; what the system says is often the sum of many.
+// From there on dst is written in half the time past the caches, and a reader of it loses no more than that.
+constexpr int64_t cache_bytes = 16 << 20;
 
 int64_t nbytes(const MemoryDesc& md, int64_t element_size) {
   int64_t bytes = element_size;
@@ -197,11 +197,12 @@ void extend(Plan& plan, Role role, Offsets Axis::* side) {
 
 // A tile's axis that is adjacent on one side takes one run of it at a time, or so much that `across` indices of the
 // other axis make a tile.
-void set_run_step(Axis& axis, int64_t run, int64_t across) {
+void set_run_step(Axis& axis, int64_t run, int64_t across, int64_t element_size) {
+  const int64_t some = std::max<int64_t>(64, 256 / element_size);  // a few cache lines
   if (run > 0)
     axis.step = run;
   else
-    set_even_steps(axis, across < 64 ? tile_numel / across : 64);
+    set_even_steps(axis, across < some ? tile_numel / across : some);
 }
 
 }  // namespace
@@ -251,12 +252,58 @@ bool plan_transpose(Plan& plan) {
 
   Axis &rows = plan.axis(Role::Rows), &cols = plan.axis(Role::Cols);
   const int64_t row_run = run_length(rows.dst, plan.element_size), col_run = run_length(cols.src, plan.element_size);
-  set_run_step(rows, row_run, col_run > 0 ? col_run : cols.padded);
-  set_run_step(cols, col_run, row_run > 0 ? row_run : rows.padded);
+  set_run_step(rows, row_run, col_run > 0 ? col_run : cols.padded, plan.element_size);
+  set_run_step(cols, col_run, row_run > 0 ? row_run : rows.padded, plan.element_size);
   rows.dst_adjacent = cols.src_adjacent = true;
   order_loops(plan);
   return true;
 }
+
+namespace {
+
+bool adjacent(const Axis& axis, const Offsets& offsets, int64_t element_size) {
+  return axis.dim == axis.padded && offsets.affine() && offsets.stride == element_size;
+}
+
+// A transpose of groups of elements that lie side by side on one side, and on the `apart` one in runs that follow each
+// other: the pairs or quadruples of input channels in OIhw8i16o2i and OIhw4i16o4i, and runs of kh * kw. They are
+// planned as wider elements of one axis, `across`; the other axis of the tile is of blocks of 16.
+bool plan_groups(Plan& plan, Role across, Role along, Offsets Axis::* apart, Offsets Axis::* together) {
+  constexpr int64_t bytes = 4, block = 16;
+  const Axis *group = nullptr, *run = nullptr;
+  for (const Axis& axis : plan.axes)
+    if (axis.dim * plan.element_size == bytes && adjacent(axis, axis.*together, plan.element_size)) group = &axis;
+  for (const Axis& axis : plan.axes)
+    if (group && adjacent(axis, axis.*apart, plan.element_size) && dense(group->*apart, axis.*apart, axis.dim))
+      run = &axis;
+  if (run == nullptr || run->dim > max_groups) return false;
+
+  plan.group = group->dim;
+  plan.run = run->dim;
+  std::vector<Axis> axes = {*run};  // the first, so that it is taken where src overlaps and others would do
+  (axes.front().*apart).stride = bytes;
+  for (const Axis& axis : plan.axes)
+    if (&axis != group && &axis != run) axes.push_back(axis);
+  plan.axes = std::move(axes);
+  const int64_t element_size = std::exchange(plan.element_size, bytes);
+  if (!plan_transpose(plan)) return false;
+  plan.element_size = element_size;
+
+  Axis& runs = plan.axis(across);
+  const int64_t period = std::max(runs.src.period(), runs.dst.period());
+  const int64_t unit = period % plan.run == 0 && period <= max_groups ? period : plan.run;
+  runs.step = max_groups / unit * unit;
+  const Axis& blocks = plan.axis(along);
+  return blocks.step == block && (blocks.padded % block == 0 || run_length(blocks.*together, bytes) == block) &&
+         std::all_of(plan.axes.begin(), plan.axes.end(),
+                     [](const Axis& axis) { return axis.dim == axis.padded || axis.role == Role::Rows; });
+}
+
+}  // namespace
+
+bool plan_interleave(Plan& plan) { return plan_groups(plan, Role::Cols, Role::Rows, &Axis::src, &Axis::dst); }
+
+bool plan_deinterleave(Plan& plan) { return plan_groups(plan, Role::Rows, Role::Cols, &Axis::dst, &Axis::src); }
 
 bool plan_reference(Plan& plan) {
   const auto nearer = [](Offsets Axis::* side) {

@@ -14,6 +14,7 @@
 // implementations differ in the two axes they choose:
 //   copy        the columns lie side by side in both src and dst (nhwc <-> nChw16c): rows of bytes are copied
 //   transpose   the columns lie side by side in src, the rows in dst (nchw -> nChw16c -> nchw, oihw -> OIhw16i16o)
+//   interleave  the same, and a few of the columns alternate in dst (oihw -> OIhw8i16o2i); and back: deinterleave
 //   reference   any two axes: element by element
 // The loops run over dst's padded dims; what lies past the logical dims is cleared on the way.
 //
@@ -48,6 +49,7 @@ struct Axis {
 struct Plan {
   int64_t element_size;
   bool stream = false;          // dst is written past the caches
+  int64_t group = 1, run = 0;   // of an interleave: elements in a group, and groups in a run of them
   std::vector<Axis> axes = {};  // outermost loop first
 
   const Axis& axis(Role role) const {
@@ -59,8 +61,13 @@ struct Plan {
 // The axes of a reorder, none with a role yet: what is dense on both sides is one axis.
 Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size);
 
+// Most groups in a tile of plan_interleave and plan_deinterleave.
+constexpr int64_t max_groups = 256;
+
 // Each gives the axes their roles and steps; false where its implementation cannot be used.
 bool plan_copy(Plan& plan);
+bool plan_interleave(Plan& plan);
+bool plan_deinterleave(Plan& plan);
 bool plan_transpose(Plan& plan);
 bool plan_reference(Plan& plan);
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reorder_cases import assert_reordered, random_bits
+from reorder_cases import assert_reordered, random_bits, reorder, same_bits
 
 from torch_blocked.benchmark.measure import num_threads
 
@@ -36,8 +36,16 @@ def test_larger_than_the_caches(isa, guarded, size, dtype):
         assert_reordered(x, *pair.split())
 
 
+def test_weights_larger_than_the_caches(isa, guarded):
+    x = random_bits((520, 512, 5, 5), torch.float16)
+    assert_reordered(x, "oihw", "OIhw8i16o2i")
+    assert_reordered(x, "OIhw8i16o2i", "oihw")
+
+
 # Inner blocks of two axes: the columns end within a vector, lie alone, or form pairs that both sides keep together.
 WEIGHTS = [(64, 64, 3, 3), (33, 70, 3, 3), (48, 64, 1, 1), (16, 32, 1, 5), (17, 2, 7, 7)]
+# Runs of which several make a tile, that end in a part of one, that are no vectors or too long; output channels alone.
+WEIGHTS += [(33, 112, 3, 3), (24, 32, 7, 7), (16, 16, 2, 1), (5, 16, 17, 17)]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -49,6 +57,14 @@ def test_weights(isa, guarded, size, dtype):
             assert_reordered(x, plain, tag)
             assert_reordered(x, tag, plain)
         assert_reordered(x, tag, "OIhw8i16o2i")
+
+
+@pytest.mark.parametrize(("dtype", "tag"), [(torch.float16, "OIhw8i16o2i"), (torch.uint8, "OIhw4i16o4i")], ids=str)
+def test_weights_that_overlap(isa, guarded, dtype, tag):
+    """Rows of the kernel begin a few elements apart, within each other: as near as the groups of channels."""
+    stride = 4 // dtype.itemsize
+    x = random_bits((1000,), dtype).as_strided((17, 16, 3, 5), (40, 5, stride, 1))
+    assert same_bits(reorder(x, x.shape, "oihw", tag), reorder(x.contiguous(), x.shape, "oihw", tag))
 
 
 LARGE = [

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "reorder_interleave.h"
 #include "reorder_tiles.h"
 #include "tier.h"
 
@@ -99,25 +100,20 @@ void transpose_by(const char* src, const int64_t* src_rows, char* dst, const int
   }
 }
 
-bool follow_each_other(const int64_t* offsets, int64_t n, int64_t size) {
-  int64_t different = 0;
-  for (int64_t i = 1; i < n; i++) different |= (offsets[i] - offsets[i - 1]) ^ size;
-  return different == 0;
-}
-
 // Three rows or columns that alternate on the other side, as the channels of an image. False where there are others.
 template <class T>
-bool transpose_three(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+bool transpose_three(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
                      int64_t padded_rows, int64_t cols, bool stream) {
   constexpr int size = sizeof(T), vector = vector_bytes / size;
   if constexpr (size <= 4) {
     const bool from_three = rows == 3 && padded_rows == 3 && cols >= vector;
     const bool to_three = cols == 3 && rows == padded_rows && rows >= vector;
-    if (from_three && follow_each_other(dst_rows, cols, 3 * size))
-      transpose_tiles<InterleaveThree<T, vector_bytes>>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
-    else if (to_three && follow_each_other(src_rows, rows, 3 * size))
-      transpose_tiles<DeinterleaveThree<T, vector_bytes>>(src, src_rows, dst, dst_rows, rows, padded_rows, cols,
-                                                          stream);
+    if (from_three && dst_rows.stride == 3 * size)
+      transpose_tiles<InterleaveThree<T, vector_bytes>>(src, src_rows.each, dst, dst_rows.each, rows, padded_rows, cols,
+                                                        stream);
+    else if (to_three && src_rows.stride == 3 * size)
+      transpose_tiles<DeinterleaveThree<T, vector_bytes>>(src, src_rows.each, dst, dst_rows.each, rows, padded_rows,
+                                                          cols, stream);
     else
       return false;
     return true;
@@ -126,16 +122,19 @@ bool transpose_three(const char* src, const int64_t* src_rows, char* dst, const 
 }
 
 // Dst rows narrower than a vector, as blocks of channels may be. False where they are not, or where src has no vectors.
-template <class T, int block>
-bool transpose_blocks(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+template <class T, int block, int bytes = vector_bytes>
+bool transpose_blocks(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
                       int64_t padded_rows, int64_t cols, bool stream) {
   constexpr int size = sizeof(T);
-  if constexpr (block >= 2 && block * size < vector_bytes) {
-    if (padded_rows < block || padded_rows * size >= vector_bytes || cols < vector_bytes / size) return false;
-    const auto run = padded_rows == block && follow_each_other(dst_rows, cols, block * size)
-                         ? transpose_tiles<FromWideRows<T, vector_bytes, block, true>>
-                         : transpose_tiles<FromWideRows<T, vector_bytes, block, false>>;
-    run(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
+  if constexpr (block >= 2 && block * size < bytes) {
+    if (padded_rows < block || padded_rows * size >= bytes) return false;
+    if (cols < bytes / size)
+      return transpose_blocks<T, block, bytes / 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream);
+    const bool dense = padded_rows == block && dst_rows.stride == block * size;
+    if (!dense && 2 * padded_rows * size >= bytes) return false;
+    const auto run = dense ? transpose_tiles<FromWideRows<T, bytes, block, true>>
+                           : transpose_tiles<FromWideRows<T, bytes, block, false>>;
+    run(src, src_rows.each, dst, dst_rows.each, rows, padded_rows, cols, stream);
     return true;
   }
   return false;
@@ -175,19 +174,19 @@ bool transpose_aliased(const char* src, const int64_t* src_rows, char* dst, cons
 }
 
 template <class T>
-void transpose(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-               int64_t padded_rows, int64_t cols, bool stream) {
+void transpose(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows, int64_t padded_rows,
+               int64_t cols, bool stream) {
   // Past the caches only what fills whole cache lines soon.
   const int64_t dst_bytes = padded_rows * sizeof(T);
-  stream = stream && (dst_bytes >= 64 || follow_each_other(dst_rows, cols, dst_bytes));
+  stream = stream && (dst_bytes >= 64 || dst_rows.stride == dst_bytes);
   if (transpose_three<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 16>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
-  if (transpose_aliased<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
-  transpose_by<T, vector_bytes, std::min(16, vector_bytes / int(sizeof(T)))>(src, src_rows, dst, dst_rows, rows,
-                                                                             padded_rows, cols, stream);
+  if (transpose_aliased<T>(src, src_rows.each, dst, dst_rows.each, rows, padded_rows, cols, stream)) return;
+  transpose_by<T, vector_bytes, std::min(16, vector_bytes / int(sizeof(T)))>(src, src_rows.each, dst, dst_rows.each,
+                                                                             rows, padded_rows, cols, stream);
 }
 
 // Rows of one vector, or of a few.
@@ -308,7 +307,16 @@ void copy_rows(const char* src, const int64_t* src_rows, char* dst, const int64_
 }  // namespace
 
 const ReorderKernels TORCH_BLOCKED_TIER_NAME(reorder_kernels) = {
-    copy_rows, transpose<uint8_t>, transpose<uint16_t>, transpose<uint32_t>, transpose<uint64_t>, transpose<Bytes16>,
+    copy_rows,
+    transpose<uint8_t>,
+    transpose<uint16_t>,
+    transpose<uint32_t>,
+    transpose<uint64_t>,
+    transpose<Bytes16>,
+    interleave<uint8_t, 4>,
+    interleave<uint16_t, 2>,
+    deinterleave<uint8_t, 4>,
+    deinterleave<uint16_t, 2>,
 };
 
 }  // namespace torch_blocked

@@ -6,6 +6,14 @@
 
 namespace torch_blocked {
 
+// The offsets of some rows, and the distance from each to the next where it is the same for all of them, else 0.
+struct RowOffsets {
+  const int64_t* each = nullptr;
+  int64_t stride = 0;
+
+  RowOffsets from(int64_t row) const { return {each + row, stride}; }
+};
+
 // All offsets are in bytes. With `stream`, dst is too large for the caches: whole cache lines go past them.
 struct ReorderKernels {
   // For each row r: size bytes from src + src_rows[r] to dst + dst_rows[r], then zeros up to padded_size bytes.
@@ -13,8 +21,15 @@ struct ReorderKernels {
                         int64_t size, int64_t padded_size, bool stream);
 
   // Element c of the src row r becomes element r of the dst row c. A dst row has zeros from `rows` up to padded_rows.
-  using Transpose = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+  using Transpose = void(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
                          int64_t padded_rows, int64_t cols, bool stream);
+
+  // Lines of 64 bytes, each of a group of src rows by turns. The rows follow each other: the first ones of `run`
+  // groups, then the second ones of the same groups and so on, then the next groups. `lines` is a multiple of `run`.
+  using Interleave = void(const char* src, char* dst, const int64_t* dst_lines, int64_t lines, int64_t run,
+                          bool stream);
+  // The same backwards.
+  using Deinterleave = void(const char* src, const int64_t* src_lines, char* dst, int64_t lines, int64_t run);
 
   CopyRows* copy_rows;
   Transpose* transpose_1;  // by element size
@@ -22,6 +37,10 @@ struct ReorderKernels {
   Transpose* transpose_4;
   Transpose* transpose_8;
   Transpose* transpose_16;
+  Interleave* interleave_1;  // by element size: groups of four, of two
+  Interleave* interleave_2;
+  Deinterleave* deinterleave_1;
+  Deinterleave* deinterleave_2;
 };
 
 TORCH_BLOCKED_DECLARE_KERNELS(ReorderKernels, reorder_kernels);
