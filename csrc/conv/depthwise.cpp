@@ -8,7 +8,7 @@
 // that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
 // list of taps. The rows of the filter that are inside are a part of the list.
 #include "../parallel.h"
-#include "conv.h"
+#include "cost.h"
 
 namespace torch_blocked {
 namespace {
@@ -216,6 +216,6 @@ MemoryDesc weights(const Conv& c) {
 
 }  // namespace
 
-const Algorithm conv_depthwise = {"depthwise", can, weights, run};
+const Algorithm conv_depthwise = {"depthwise", can, weights, run, nullptr, direct_seconds};
 
 }  // namespace torch_blocked
