@@ -37,7 +37,9 @@ struct Tile {
       const bool at_edge = i < Kw - 1 || i > pixels - Kw;
       const float* pixel = src + i * block;
       if (at_edge) pixel = uint64_t(iw + i) < uint64_t(a.iw) ? pixel : a.zeros;
-      const Vec x = lane == Lane::Same ? Vec(*pixel) : lane == Lane::Mapped ? lanes.move(pixel) : Vec::loadu(pixel);
+      const Vec x = lane == Lane::Same     ? Vec(*pixel)
+                    : lane == Lane::Mapped ? lanes.move(pixel)
+                                           : in_register(Vec::loadu(pixel));
       UNROLL for (int k = 0; k < Kw; k++) {
         const int c = (i - k) / Stride;
         if (i >= k && (i - k) % Stride == 0 && c < Cols) acc[c] = multiply_add(w[k], x, acc[c]);
