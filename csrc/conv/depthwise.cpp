@@ -153,9 +153,7 @@ DepthwiseArgs arguments(const Plan& plan) {
   a.src_row = c.stride_h * c.src_md.strides[2];
   a.iw = c.iw;
   a.zeros = zeros;
-  a.ahead_row = c.src_md.strides[2];
-  a.ahead = ((c.kh - 1) * c.dilation_h + 1) * a.ahead_row;
-  a.nahead = std::min(c.stride_h, c.kh);
+  a.ahead = ((c.kh - 1) * c.dilation_h + 1) * c.src_md.strides[2];
   a.wei_kw = c.wei_md.strides[3];
   a.dst_step = c.dst_step();
   a.dst_row = c.dst_row();
