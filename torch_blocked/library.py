@@ -214,6 +214,8 @@ _WINOGRAD_MODES = ("auto", "never", "always", "f2", "f4")
 class winograd:  # noqa: N801
     """Sets when 3x3 convolutions of stride 1 use Winograd's algorithms; also a context manager that restores it.
 
+    Their groups, if any, have whole blocks of channels.
+
     "auto" (default): where a cost model says that they are faster. "never". "always": wherever they can be. "f2",
     "f4": only F(2x2, 3x3) or F(4x4, 3x3), wherever it can be.
 

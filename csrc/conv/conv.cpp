@@ -12,11 +12,14 @@
 namespace torch_blocked {
 
 static const Algorithm* const algorithms[] = {&conv_first, &conv_depthwise, &conv_direct, &conv_reference};
-// What a convolution that runs direct can be done by instead.
+// What a 3x3 convolution can be done by instead.
 static const struct {
   const Algorithm* algorithm;
   Winograd mode;
-} winograd_algorithms[] = {{&conv_winograd_f4, Winograd::F4}, {&conv_winograd_f2, Winograd::F2}};
+} winograd_algorithms[] = {{&conv_winograd_f4, Winograd::F4},
+                           {&conv_winograd_f2, Winograd::F2},
+                           {&conv_grouped_winograd_f4, Winograd::F4},
+                           {&conv_grouped_winograd_f2, Winograd::F2}};
 
 static std::atomic<Winograd> winograd_mode{Winograd::Auto};
 
@@ -53,10 +56,10 @@ static double seconds_a_call(const Algorithm& algorithm, const Conv& conv, doubl
 const Algorithm& choose(const Conv& conv, double uses) {
   const Winograd mode = winograd_mode;
   const Algorithm* best = &without_packing(conv);
-  if (best != &conv_direct || mode == Winograd::Never || !conv_winograd_f4.can(conv)) return *best;
+  if (best->seconds == nullptr) return *best;
   double least = mode == Winograd::Auto ? best->seconds(conv) : std::numeric_limits<double>::infinity();
   for (const auto& [algorithm, its_mode] : winograd_algorithms) {
-    if (!allows(mode, its_mode)) continue;
+    if (!allows(mode, its_mode) || !algorithm->can(conv)) continue;
     const double seconds = seconds_a_call(*algorithm, conv, uses);
     if (seconds >= least) continue;
     least = seconds;
@@ -74,12 +77,15 @@ static std::string milliseconds(double seconds) {
 // Why `choose` chose; apart from it, which every call passes.
 static std::string reason(const Conv& conv, double uses) {
   const Winograd mode = winograd_mode;
-  if (&without_packing(conv) != &conv_direct) return "the first of the list that takes these formats";
-  if (!conv_winograd_f4.can(conv)) return "Winograd takes 3x3 kernels of stride 1 without groups";
+  if (without_packing(conv).seconds == nullptr) return "the first of the list that takes these formats";
+  const auto can = [&](const auto& entry) { return entry.algorithm->can(conv); };
+  if (std::none_of(std::begin(winograd_algorithms), std::end(winograd_algorithms), can))
+    return "Winograd takes 3x3 kernels of stride 1, without groups or of whole blocks";
   if (mode == Winograd::Never) return "Winograd is off";
-  std::string estimates = "estimates: direct " + milliseconds(conv_direct.seconds(conv));
+  const Algorithm& otherwise = without_packing(conv);
+  std::string estimates = std::string("estimates: ") + otherwise.name + " " + milliseconds(otherwise.seconds(conv));
   for (const auto& [algorithm, its_mode] : winograd_algorithms)
-    if (allows(mode, its_mode))
+    if (allows(mode, its_mode) && algorithm->can(conv))
       estimates += std::string(", ") + algorithm->name + " " + milliseconds(seconds_a_call(*algorithm, conv, uses));
   return estimates;
 }
@@ -97,9 +103,10 @@ int64_t elements(const MemoryDesc& md) {
   return count;
 }
 
-// What packed weights are kept as: one tensor serves src of several blocks, and both kinds of convolution.
+// What packed weights are kept as: one tensor serves src of several blocks, any groups, and both kinds of convolution.
 static std::string packing(const Algorithm& algorithm, const Conv& conv, const WeightKey& key) {
-  return (key.transposed ? "transposed " : "") + std::string(algorithm.name) + std::to_string(conv.block);
+  return (key.transposed ? "transposed " : "") + std::string(algorithm.name) + std::to_string(conv.block) + " " +
+         std::to_string(conv.groups);
 }
 
 static void reorder_weights(const Conv& conv, const MemoryDesc& wanted, float* to) {

@@ -192,6 +192,7 @@ class PaddedPostOps {
   std::vector<float> bias_, scale_, shift_, keep_;
 };
 
-extern const Algorithm conv_first, conv_winograd_f4, conv_winograd_f2, conv_direct, conv_depthwise, conv_reference;
+extern const Algorithm conv_first, conv_direct, conv_depthwise, conv_reference;
+extern const Algorithm conv_winograd_f4, conv_winograd_f2, conv_grouped_winograd_f4, conv_grouped_winograd_f2;
 
 }  // namespace torch_blocked

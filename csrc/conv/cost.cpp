@@ -10,7 +10,7 @@ struct Core {
   double flops;               // floating point operations a second in the inner loops
   double transformed_vector;  // seconds to transform one vector of a tile, there or back
 };
-constexpr Core cores[] = {{12e9, 8e-9}, {110e9, 2e-9}, {240e9, 2e-9}};  // default, AVX2, AVX-512
+constexpr Core cores[] = {{12e9, 8e-9}, {110e9, 2e-9}, {150e9, 2e-9}};  // default, AVX2, AVX-512
 
 // Bytes a second from memory, all cores together: between two calls of a layer the rest of the network has been through
 // the caches, so its weights come from there.
@@ -20,7 +20,11 @@ const Core& core() { return cores[int(isa())]; }
 
 double padded(int64_t channels, int64_t block) { return double((channels + block - 1) / block * block); }
 
-double matrix(const Conv& c) { return padded(c.ic, c.block) * padded(c.oc, c.block); }
+// The weights of one tap. Groups of less than a block multiply no padding.
+double matrix(const Conv& c) {
+  const int64_t block = c.groups == 1 ? c.block : 1;
+  return double(c.groups) * padded(c.group_ic(), block) * padded(c.group_oc(), block);
+}
 
 double multiply_seconds(const Conv& c, double rows_of_src, double matrices) {
   return 2 * rows_of_src * matrices * matrix(c) / (core().flops * double(c.nthreads));

@@ -8,7 +8,7 @@
 // that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
 // list of taps. The rows of the filter that are inside are a part of the list.
 #include "../parallel.h"
-#include "conv.h"
+#include "cost.h"
 
 namespace torch_blocked {
 namespace {
@@ -43,7 +43,7 @@ struct ColumnRun {
 struct Plan {
   const Conv& conv;
   PaddedPostOps post_ops;
-  int64_t oc_blocks;
+  int64_t oc_blocks, dst_image;
   bool stream;
   std::vector<ColumnRun> runs;
   std::vector<Inside> rows, planes;  // of the filter, for each dst row and depth
@@ -69,7 +69,8 @@ bool can(const Conv& c) {
   return !whole_blocks || (c.group_ic() == c.block && c.group_oc() == c.block && row_kernel(c) > 0);
 }
 
-Plan::Plan(const Conv& c) : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), stream(c.kd == 1 && streams_dst(c)) {
+Plan::Plan(const Conv& c)
+    : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), dst_image(c.dst_image()), stream(c.kd == 1 && streams_dst(c)) {
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
   const int64_t stride = column_stride(c), most = stride == 0 ? 1 : c.kernels()->cols;
@@ -131,19 +132,38 @@ namespace {
 // Neighbouring rows of a plane of dst: as many of those from the index-th on as lie in one plane and before `end`.
 struct Strip {
   int64_t n, oc_block, od, oh, rows;
-  Strip(const Plan& plan, int64_t index, int64_t end)
-      : n(index / (plan.oc_blocks * plan.conv.od * plan.conv.oh)),
-        oc_block(index / (plan.conv.od * plan.conv.oh) % plan.oc_blocks),
-        od(index / plan.conv.oh % plan.conv.od),
-        oh(index % plan.conv.oh),
-        rows(std::min(end - index, plan.conv.oh - oh)) {}
+  int64_t dst;  // where it begins
+  Strip(const Plan& plan, int64_t index, int64_t end) {
+    const Conv& c = plan.conv;
+    const int64_t plane = index / c.oh, block = plane / c.od;
+    n = block / plan.oc_blocks;
+    oc_block = block - n * plan.oc_blocks;
+    od = plane - block * c.od;
+    oh = index - plane * c.oh;
+    rows = std::min(end - index, c.oh - oh);
+    dst = n * plan.dst_image + oc_block * c.dst_block() + od * c.dst_plane() + oh * c.dst_row();
+  }
 };
 
-// The columns of a run, with what `a` says of the filter: tiles of one width, then what is left.
-void compute_columns(const Plan& plan, const Strip& strip, const ColumnRun& run, DepthwiseArgs a) {
+// What all strips have in common.
+DepthwiseArgs arguments(const Plan& plan) {
+  alignas(64) static constexpr float zeros[max_lanes] = {};
   const Conv& c = plan.conv;
-  const int64_t row_offset = a.src_offset, plane = strip.n * c.dst_image() + strip.oc_block * c.dst_block() +
-                                                   strip.od * c.dst_plane() + strip.oh * c.dst_row();
+  DepthwiseArgs a{};
+  a.src_row = c.stride_h * c.src_md.strides[2];
+  a.iw = c.iw;
+  a.zeros = zeros;
+  a.ahead = ((c.kh - 1) * c.dilation_h + 1) * c.src_md.strides[2];
+  a.wei_kw = c.wei_md.strides[3];
+  a.dst_step = c.dst_step();
+  a.dst_row = c.dst_row();
+  a.stream = plan.stream;
+  return a;
+}
+
+// The columns of a run, where the filter's rows begin at `src_row`: tiles of one width, then what is left.
+void compute_columns(const Plan& plan, const Strip& strip, const ColumnRun& run, int64_t src_row, DepthwiseArgs& a) {
+  const Conv& c = plan.conv;
   a.taps = run.taps.data();
   for (int64_t col = run.begin, cols = run.cols; col < run.end; col += cols * a.ntiles) {
     cols = std::min(cols, run.end - col);
@@ -151,55 +171,49 @@ void compute_columns(const Plan& plan, const Strip& strip, const ColumnRun& run,
     a.iw_begin = col * c.stride_w - c.pad_w;
     a.tile_columns = cols * c.stride_w;
     a.src_tile = a.tile_columns * c.src_md.strides[3];
-    a.src_offset = row_offset + a.iw_begin * c.src_md.strides[3];
-    a.dst = c.dst + plane + col * c.dst_pixel();
-    a.epilogue = plan.post_ops.at(strip.oc_block, 1, plane + col * c.dst_pixel());
+    a.src_offset = src_row + a.iw_begin * c.src_md.strides[3];
+    const int64_t dst = strip.dst + col * c.dst_pixel();
+    a.dst = c.dst + dst;
+    a.epilogue = plan.post_ops.at(strip.oc_block, 1, dst);
     run.kernels[cols - 1](a);
   }
 }
 
-void compute_strip(const Plan& plan, const Strip& strip, const std::vector<LaneMap>& maps) {
-  alignas(64) static constexpr float zeros[max_lanes] = {};
+void compute_strip(const Plan& plan, const Strip& strip, DepthwiseArgs& a) {
   const Conv& c = plan.conv;
   const Inside planes = plan.planes[strip.od];
   const std::vector<TapRange> none(planes.begin == planes.end ? strip.rows : 0);  // the filter lies in the padding
-  DepthwiseArgs a{};
   a.src = c.src + strip.n * c.src_md.strides[0];
-  a.src_row = c.stride_h * c.src_md.strides[2];
-  a.iw = c.iw;
-  a.zeros = zeros;
-  a.maps = maps.data();
-  a.nmaps = maps.size();
-  a.ahead_row = c.src_md.strides[2];
-  a.ahead = ((c.kh - 1) * c.dilation_h + 1) * a.ahead_row;
-  a.nahead = std::min(c.stride_h, c.kh);
-  a.wei_kw = c.wei_md.strides[3];
-  a.dst_step = c.dst_step();
-  a.dst_row = c.dst_row();
   a.nrows = strip.rows;
-  a.stream = plan.stream;
   const int64_t last = std::max(planes.begin, planes.end - 1);
   for (int64_t kd = planes.begin; kd <= last; kd++) {
     const int64_t id = strip.od * c.stride_d - c.pad_d + kd * c.dilation_d;
-    a.src_offset = id * c.src_md.strides[4] + (strip.oh * c.stride_h - c.pad_h) * c.src_md.strides[2];
+    const int64_t src_row = id * c.src_md.strides[4] + (strip.oh * c.stride_h - c.pad_h) * c.src_md.strides[2];
     a.wei = c.wei + strip.oc_block * c.wei_md.strides[0] + kd * c.wei_md.strides[4];
     a.first = kd == planes.begin;
     a.last = kd == last;
     for (const ColumnRun& run : plan.runs) {
       a.rows = none.empty() ? run.rows.data() + strip.oh : none.data();
-      compute_columns(plan, strip, run, a);
+      compute_columns(plan, strip, run, src_row, a);
     }
   }
 }
 
 void run(const Conv& c) {
   const Plan plan(c);
+  const bool own_lanes = lanes_of(c) == Lane::Own;
   parallel_for(c.n * plan.oc_blocks * c.od * c.oh, c.nthreads, [&](int64_t begin, int64_t end) {
-    std::vector<LaneMap> maps;
+    DepthwiseArgs a = arguments(plan);
+    std::vector<LaneMap> maps(1);
     for (int64_t index = begin, maps_of = -1; index < end;) {
       const Strip strip(plan, index, end);
-      if (maps_of != strip.oc_block) lane_maps(c, maps_of = strip.oc_block, maps);
-      compute_strip(plan, strip, maps);
+      if (own_lanes)
+        maps[0].src = strip.oc_block * c.src_md.strides[1];
+      else if (maps_of != strip.oc_block)
+        lane_maps(c, maps_of = strip.oc_block, maps);
+      a.maps = maps.data();
+      a.nmaps = maps.size();
+      compute_strip(plan, strip, a);
       index += strip.rows;
     }
     if (plan.stream) finish_streams();
@@ -216,6 +230,6 @@ MemoryDesc weights(const Conv& c) {
 
 }  // namespace
 
-const Algorithm conv_depthwise = {"depthwise", can, weights, run};
+const Algorithm conv_depthwise = {"depthwise", can, weights, run, nullptr, direct_seconds};
 
 }  // namespace torch_blocked

@@ -37,7 +37,9 @@ struct Tile {
       const bool at_edge = i < Kw - 1 || i > pixels - Kw;
       const float* pixel = src + i * block;
       if (at_edge) pixel = uint64_t(iw + i) < uint64_t(a.iw) ? pixel : a.zeros;
-      const Vec x = lane == Lane::Same ? Vec(*pixel) : lane == Lane::Mapped ? lanes.move(pixel) : Vec::loadu(pixel);
+      const Vec x = lane == Lane::Same     ? Vec(*pixel)
+                    : lane == Lane::Mapped ? lanes.move(pixel)
+                                           : in_register(Vec::loadu(pixel));
       UNROLL for (int k = 0; k < Kw; k++) {
         const int c = (i - k) / Stride;
         if (i >= k && (i - k) % Stride == 0 && c < Cols) acc[c] = multiply_add(w[k], x, acc[c]);
@@ -59,12 +61,12 @@ struct Tile {
       UNROLL for (int c = 0; c < Cols; c++) acc[c].store(dst + c * dst_pixel);
   }
 
-  // Rows of one block are too short for the hardware's own prefetch.
+  // Rows of one block are too short for the hardware's own prefetch. One row only, also where the next dst row reads
+  // two new ones: both in one go are slower.
   [[gnu::always_inline]] static void prefetch(const DepthwiseArgs& a, int64_t src_offset) {
-    const float* ahead = a.src + (src_offset + a.maps[0].src + a.ahead);
-    for (int64_t r = 0; r < a.nahead; r++, ahead += a.ahead_row)
+    const float* const ahead = a.src + (src_offset + a.maps[0].src + a.ahead);
 #pragma GCC unroll 64
-      for (int i = 0; i < Cols * Stride; i++) __builtin_prefetch(ahead + i * block, 0, 3);
+    for (int i = 0; i < Cols * Stride; i++) __builtin_prefetch(ahead + i * block, 0, 3);
   }
 };
 

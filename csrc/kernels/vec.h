@@ -41,6 +41,20 @@ inline Vec multiply_add(const Vec& a, const Vec& b, const Vec& c) {
     return a * b + c;
 }
 
+// The same, in a register: a compiler may else load what several instructions use again for each of them.
+inline Vec in_register(Vec vec) {
+#if defined(CPU_CAPABILITY_AVX512)
+  __m512 values = vec;
+  asm("" : "+v"(values));
+  vec = values;
+#elif defined(CPU_CAPABILITY_AVX2)
+  __m256 values = vec;
+  asm("" : "+x"(values));
+  vec = values;
+#endif
+  return vec;
+}
+
 // Past the caches, where there is an instruction for it; dst is aligned to the vector.
 inline void store_streamed(const Vec& vec, float* dst) {
 #if defined(CPU_CAPABILITY_AVX512)

@@ -1,0 +1,120 @@
+"""Winograd's algorithms for groups of whole blocks of channels, at every ISA tier."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import padding_is_zero
+from kernel_cases import run
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.formats import activation_format, weight_format
+
+# (n, groups, channels of a group: in, out, ih, iw, padding): tiles whole and ragged, several images in a run of tiles
+# and several runs in an image, products in the place of src (as many channels out as in, of one block or two) or not.
+SHAPES = [
+    (1, 2, 16, 16, 1, 1, (1, 1)),
+    (3, 2, 16, 16, 14, 14, (1, 1)),
+    (20, 3, 32, 32, 7, 7, (1, 1)),
+    (2, 2, 16, 48, 9, 7, (1, 1)),
+    (2, 2, 48, 16, 6, 6, (0, 0)),
+    (2, 2, 48, 48, 5, 11, (1, 0)),
+    (1, 4, 32, 16, 40, 3, (0, 1)),
+    (1, 2, 16, 16, 3, 130, (5, 4)),
+]
+MODES = ["f2", "f4"]
+
+
+def blocked(x):
+    return x.to(activation_format(4, library.isa_block()))
+
+
+def conv(x, w, b, padding, groups, mode, **post_ops):
+    """The operator on blocked x and w."""
+    block = library.isa_block()
+    with tb.winograd(mode):
+        return run(
+            x, w, b, ((1, 1), padding, (1, 1), groups), activation_format(4, block), weight_format(w.shape, block),
+            block, **post_ops,
+        )  # fmt: skip
+
+
+def check(y, expected):
+    assert y.shape == expected.shape and padding_is_zero(y)
+    assert (y.to_dense() - expected).abs().max() < 6e-5 * expected.pow(2).mean().sqrt()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_convolution(isa, guarded, mode, shape):
+    n, groups, ic, oc, ih, iw, padding = shape
+    x, w, b = torch.randn(n, groups * ic, ih, iw), torch.randn(groups * oc, ic, 3, 3), torch.randn(groups * oc)
+    with tb.winograd(mode):
+        wei = w.to(weight_format(w.shape, library.isa_block()))
+        assert tb.algorithm(blocked(x), wei, padding=padding, groups=groups).name == f"winograd_{mode}"
+    y = conv(x, w, b, padding, groups, mode)
+    check(y, F.conv2d(x.double(), w.double(), b.double(), padding=padding, groups=groups))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_post_ops(isa, guarded, mode):
+    x, w, b = torch.randn(2, 32, 9, 8), torch.randn(64, 16, 3, 3), torch.randn(64)
+    scale, shift, residual = torch.randn(64), torch.randn(64), 3 * torch.randn(2, 64, 9, 8)
+    y = F.conv2d(x.double(), w.double(), b.double(), padding=1, groups=2)
+    post_ops = {"scale": scale, "shift": shift, "residual": blocked(residual).physical, "activation": "relu"}
+    expected = F.relu(y * scale.view(-1, 1, 1) + shift.view(-1, 1, 1) + residual)
+    check(conv(x, w, b, (1, 1), 2, mode, **post_ops), expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_three_dims(isa, mode):
+    x, w = torch.randn(2, 64, 4, 9, 10), torch.randn(64, 32, 2, 3, 3)
+    fmt, wei_format = activation_format(5, library.isa_block()), weight_format(w.shape, library.isa_block())
+    with tb.winograd(mode):
+        wei = w.to(wei_format)
+        assert tb.algorithm(x.to(fmt), wei, padding=(1, 1, 1), groups=2).name == f"winograd_{mode}"
+        y = F.conv3d(x.to(fmt), wei, padding=(1, 1, 1), groups=2)
+    check(y, F.conv3d(x.double(), w.double(), padding=(1, 1, 1), groups=2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("channels", [16, 48])
+def test_the_same_bits_for_any_batch_and_number_of_threads(isa, mode, channels):
+    x, w = torch.randn(5, 3 * channels, 13, 11), torch.randn(3 * channels, channels, 3, 3)
+    whole = conv(x, w, None, (1, 1), 3, mode).to_dense()
+    for image in (0, 4):
+        assert torch.equal(conv(x[image : image + 1], w, None, (1, 1), 3, mode).to_dense()[0], whole[image])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert torch.equal(conv(x, w, None, (1, 1), 3, mode).to_dense(), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_one_weight_with_groups_and_without(isa):
+    """The weights are kept apart: their transforms lie differently."""
+    w = torch.randn(64, 16, 3, 3)
+    wei = w.to(weight_format(w.shape, library.isa_block()))
+    with tb.winograd("f4"):
+        for groups in (1, 4, 1):
+            x = torch.randn(1, 16 * groups, 12, 12)
+            y = F.conv2d(blocked(x), wei, padding=1, groups=groups)
+            check(y, F.conv2d(x.double(), w.double(), padding=1, groups=groups))
+
+
+def test_choice(isa):
+    """Where the multiplications saved are worth the transforms; groups of less than a block run otherwise."""
+
+    def name(channels, size, groups):
+        wei = torch.nn.Parameter(torch.empty(channels, channels // groups, 3, 3))
+        wei = wei.to(weight_format(wei.shape, library.isa_block()))
+        return tb.algorithm(blocked(torch.empty(16, channels, size, size)), wei, padding=1, groups=groups).name
+
+    with tb.winograd("auto"):
+        assert name(1024, 28, 8) == "winograd_f4"
+        assert name(128, 28, 32) == "depthwise"
+    with tb.winograd("never"):
+        assert name(1024, 28, 8) == "direct"
