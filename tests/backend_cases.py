@@ -7,6 +7,7 @@ from conftest import dense
 from torch import nn
 from torch._inductor import config as inductor_config
 
+from torch_blocked import library
 from torch_blocked.compile import fusion
 
 both = pytest.mark.parametrize("blocked", [False, True], ids=["plain", "blocked"])
@@ -33,6 +34,11 @@ class Graphs(list):
     def post_ops(self):
         """(batch normalization, residual, activation) of each convolution."""
         ops = [fusion.post_ops(n) for gm in self for n in gm.graph.nodes if n.target in fusion.CONVOLUTIONS]
+        for node in self.nodes(library.convolution_chain_op):
+            scales, shifts, activations, alphas, *residual = node.args[10:]
+            each = zip(scales, shifts, activations.split(","), alphas, strict=True)
+            ops += [fusion.PostOps(s, t, None, activation, alpha) for s, t, activation, alpha in each]
+            ops[-1] = ops[-1]._replace(residual=residual[0], residual_last=residual[1])
         last = {False: "", True: " then residual"}
         return sorted((p.scale is not None, p.residual is not None, p.activation + last[p.residual_last]) for p in ops)
 

@@ -102,9 +102,10 @@ def test_stays_within_its_answer(isa, name):
         assert library.guard_outputs(False) == 0
 
 
-def test_one_that_is_not_computed_by_rows(isa):
+@pytest.mark.parametrize("mode", ["auto", "always"])
+def test_one_that_is_not_computed_by_rows(isa, mode):
     src, each, arguments = operands("dense between")
-    with tb.winograd("always"):
+    with tb.winograd(mode):
         assert torch.equal(library.convolution_chain_op(*arguments), one_by_one(src, each))
 
 

@@ -37,10 +37,8 @@ struct Link {
   ReorderedWeights weights;
   int64_t rows;  // of dst in memory: all of the last one's, those of a band of the others'
 
-  Link(const Conv& conv, const WeightKey* key)
-      : algorithm(&choose(conv, key ? PackedWeights::instance().uses(*key, true) : 1)),
-        weights(conv, *algorithm, key),
-        rows(conv.oh) {}
+  Link(const Conv& conv, const Algorithm* its, const WeightKey* key)
+      : algorithm(its), weights(conv, *its, key), rows(conv.oh) {}
   const Conv& conv() const { return weights.conv; }
   int64_t dst_size() const { return conv().oc_blocks() * rows * row_size(conv()); }
 };
@@ -130,13 +128,19 @@ class Worker {
   int64_t n_ = -1;
 };
 
-// Whether every algorithm computes a row of dst in the same way whatever the others are, from src rows that exist.
-bool by_rows(const std::vector<Conv>& convs) {
-  return std::all_of(convs.begin(), convs.end(), [](const Conv& c) {
-    const Algorithm* const algorithm = &choose(c, 1);
-    return (algorithm == &conv_first || algorithm == &conv_direct || algorithm == &conv_depthwise) &&
-           c.pad_h <= (c.kh - 1) * c.dilation_h;
-  });
+// The algorithms, where each computes a row of dst in the same way whatever the others are, from src rows that exist;
+// else none.
+std::vector<const Algorithm*> algorithms_by_rows(const std::vector<Conv>& convs,
+                                                 const std::vector<const WeightKey*>& keys) {
+  std::vector<const Algorithm*> algorithms;
+  for (size_t i = 0; i < convs.size(); i++) {
+    const Conv& c = convs[i];
+    const Algorithm* const its = &choose(c, keys[i] ? PackedWeights::instance().uses(*keys[i], true) : 1);
+    if ((its != &conv_first && its != &conv_direct && its != &conv_depthwise) || c.pad_h > (c.kh - 1) * c.dilation_h)
+      return {};
+    algorithms.push_back(its);
+  }
+  return algorithms;
 }
 
 // Whether what lies between leaves the caches of the threads' cores otherwise, and the threads share few rows.
@@ -148,9 +152,10 @@ bool pays(const std::vector<Conv>& convs) {
          (last.n % last.nthreads == 0 || last.n * last.oh >= least_rows * last.nthreads);
 }
 
-void run_bands(const std::vector<Conv>& convs, const std::vector<const WeightKey*>& keys) {
+void run_bands(const std::vector<Conv>& convs, const std::vector<const Algorithm*>& algorithms,
+               const std::vector<const WeightKey*>& keys) {
   std::vector<Link> links;
-  for (size_t i = 0; i < convs.size(); i++) links.emplace_back(convs[i], keys[i]);
+  for (size_t i = 0; i < convs.size(); i++) links.emplace_back(convs[i], algorithms[i], keys[i]);
   const Conv& last = convs.back();
   int64_t rows = 1;
   while (rows < last.oh && set_rows(links, rows + 1) * int64_t(sizeof(float)) <= band_budget) rows++;
@@ -189,10 +194,11 @@ void run_whole(std::vector<Conv>& convs, const std::vector<const WeightKey*>& ke
 }  // namespace
 
 void convolve_chain(std::vector<Conv>& convs, const std::vector<const WeightKey*>& keys) {
-  if (by_rows(convs) && pays(convs))
-    run_bands(convs, keys);
-  else
+  const auto algorithms = pays(convs) ? algorithms_by_rows(convs, keys) : std::vector<const Algorithm*>();
+  if (algorithms.empty())
     run_whole(convs, keys);
+  else
+    run_bands(convs, algorithms, keys);
 }
 
 }  // namespace torch_blocked
