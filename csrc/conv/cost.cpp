@@ -55,15 +55,22 @@ struct TileCounts {
 
 double direct_seconds(const Conv& c) { return product_seconds(c, pixels(c), taps(c)); }
 
-double winograd_seconds(const Conv& c, int64_t m) {
+template <int m>
+double winograd_seconds(const Conv& c) {
   const TileCounts w(c, m);
   return product_seconds(c, w.tiles, w.planes * double(c.kd)) + transform_seconds(c, w.vectors);
 }
 
-double winograd_pack_seconds(const Conv& c, int64_t m) {
+template <int m>
+double winograd_pack_seconds(const Conv& c) {
   const double planes = double((m + 2) * (m + 2) * c.kd);
   return transform_seconds(c, 8 * planes * matrix(c) / double(c.block));
 }
+
+template double winograd_seconds<2>(const Conv&);
+template double winograd_seconds<4>(const Conv&);
+template double winograd_pack_seconds<2>(const Conv&);
+template double winograd_pack_seconds<4>(const Conv&);
 
 // The sums stay in a cache, the weights are not read.
 double direct_weight_gradient_seconds(const Conv& c) { return multiply_seconds(c, pixels(c), taps(c)); }

@@ -5,9 +5,12 @@
 namespace torch_blocked {
 
 double direct_seconds(const Conv& conv);
-double winograd_seconds(const Conv& conv, int64_t m);
+// Of F(m x m, 3 x 3), m 2 or 4.
+template <int m>
+double winograd_seconds(const Conv& conv);
 // Of transforming the weights.
-double winograd_pack_seconds(const Conv& conv, int64_t m);
+template <int m>
+double winograd_pack_seconds(const Conv& conv);
 
 // Of the gradient with respect to the weights.
 double direct_weight_gradient_seconds(const Conv& conv);

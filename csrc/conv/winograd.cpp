@@ -195,23 +195,21 @@ void run(const Conv& c) {
   run(c, winograd_transforms(c)->*Transforms);
 }
 
-template <int M>
-double seconds(const Conv& c) {
-  return winograd_seconds(c, M);
-}
-
-template <int M>
-double pack_seconds(const Conv& c) {
-  return winograd_pack_seconds(c, M);
-}
-
 }  // namespace
 
-const Algorithm conv_winograd_f2 = {
-    "winograd_f2", can_winograd,   weights<2>, run<&WinogradKernels::f2>, pack<&WinogradKernels::f2>,
-    seconds<2>,    pack_seconds<2>};
-const Algorithm conv_winograd_f4 = {
-    "winograd_f4", can_winograd,   weights<4>, run<&WinogradKernels::f4>, pack<&WinogradKernels::f4>,
-    seconds<4>,    pack_seconds<4>};
+const Algorithm conv_winograd_f2 = {"winograd_f2",
+                                    can_winograd,
+                                    weights<2>,
+                                    run<&WinogradKernels::f2>,
+                                    pack<&WinogradKernels::f2>,
+                                    winograd_seconds<2>,
+                                    winograd_pack_seconds<2>};
+const Algorithm conv_winograd_f4 = {"winograd_f4",
+                                    can_winograd,
+                                    weights<4>,
+                                    run<&WinogradKernels::f4>,
+                                    pack<&WinogradKernels::f4>,
+                                    winograd_seconds<4>,
+                                    winograd_pack_seconds<4>};
 
 }  // namespace torch_blocked

@@ -32,6 +32,33 @@ std::vector<c10::string_view> split_words(std::string_view words) {
   return found;
 }
 
+// One convolution of `ic` to `oc` channels.
+Conv link_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, int64_t ic, int64_t oc,
+                  IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block) {
+  const std::vector<int64_t> blocking = weight_blocking(weight);
+  TORCH_CHECK_VALUE(groups >= 1 && ic % groups == 0, "convolution_chain: ", ic, " channels do not split into ", groups,
+                    " groups");
+  const int64_t size[] = {oc, ic / groups, weight.size(2), weight.size(3)};
+  Conv c = problem(src, src_blocking, weight, size, blocking, stride, padding, dilation, groups, block);
+  c.wei = weight.const_data_ptr<float>();
+  return c;
+}
+
+// The convolutions, and what they need for as long as they run.
+struct Chain {
+  std::vector<Conv> convs;
+  std::vector<std::optional<WeightKey>> keys;
+  std::vector<PostOpArguments> post_ops;
+
+  void run(const Tensor& src, const Tensor& dst) {
+    std::vector<const WeightKey*> its_keys;
+    for (const auto& key : keys) its_keys.push_back(key ? &*key : nullptr);
+    convs.front().src = src.const_data_ptr<float>();
+    convs.back().dst = dst.mutable_data_ptr<float>();
+    or_out_of_memory("convolution_chain", [&] { convolve_chain(convs, its_keys); });
+  }
+};
+
 }  // namespace
 
 Tensor convolution_chain_cpu(const Tensor& src, at::OptionalIntArrayRef src_blocking, const at::TensorList weights,
@@ -49,34 +76,22 @@ Tensor convolution_chain_cpu(const Tensor& src, at::OptionalIntArrayRef src_bloc
       "convolution_chain: for ", n, " weights there are ", n,
       " of everything else, two numbers each of strides, paddings and dilations, and ", n + 1, " numbers of channels");
   TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat, "convolution_chain: float32 only, got ", src.scalar_type());
-  std::vector<Conv> convs;
-  std::vector<std::optional<WeightKey>> keys;
-  std::vector<const WeightKey*> its_keys;
-  std::vector<PostOpArguments> post_ops;
-  Tensor link = src, dst;
+  Chain chain;
+  Tensor link = src;  // what lies between has no bytes
+  const int64_t blocks[] = {1, block};
   for (size_t i = 0; i < n; i++) {
-    const Tensor& weight = weights[i];
-    const std::vector<int64_t> blocking = weight_blocking(weight), blocks = {1, block};
-    TORCH_CHECK_VALUE(groups[i] >= 1 && channels[i] % groups[i] == 0, "convolution_chain: ", channels[i],
-                      " channels do not split into ", groups[i], " groups");
-    const int64_t size[] = {channels[i + 1], channels[i] / groups[i], weight.size(2), weight.size(3)};
-    Conv c = problem(link, i == 0 ? known(src_blocking) : IntArrayRef(blocks), weight, size, blocking, pair(strides, i),
-                     pair(paddings, i), pair(dilations, i), groups[i], block);
+    const bool last = i + 1 == n;
+    Conv c = link_problem(link, i == 0 ? known(src_blocking) : IntArrayRef(blocks), weights[i], channels[i],
+                          channels[i + 1], pair(strides, i), pair(paddings, i), pair(dilations, i), groups[i], block);
     const std::vector<int64_t> shape = dst_shape(c, 4);
-    link = at::empty(shape, src.options().device(at::kMeta));
-    if (i + 1 == n) link = dst = empty_pooled(shape, at::kFloat);
-    post_ops.emplace_back(c, link, biases.get(i), scales.get(i), shifts.get(i), i + 1 == n ? residual : std::nullopt,
-                          activation_names[i], alphas[i], residual_last);
-    c.wei = weight.const_data_ptr<float>();
-    keys.push_back(weight_key(weight, blocking, false));
-    convs.push_back(c);
+    link = last ? empty_pooled(shape, at::kFloat) : at::empty(shape, src.options().device(at::kMeta));
+    chain.post_ops.emplace_back(c, link, biases.get(i), scales.get(i), shifts.get(i), last ? residual : std::nullopt,
+                                activation_names[i], alphas[i], residual_last);
+    chain.keys.push_back(weight_key(weights[i], weight_blocking(weights[i]), false));
+    chain.convs.push_back(c);
   }
-  for (const auto& key : keys) its_keys.push_back(key ? &*key : nullptr);
-  if (dst.numel() == 0) return dst;
-  convs.front().src = src.const_data_ptr<float>();
-  convs.back().dst = dst.mutable_data_ptr<float>();
-  or_out_of_memory("convolution_chain", [&] { convolve_chain(convs, its_keys); });
-  return dst;
+  if (link.numel() > 0) chain.run(src, link);
+  return link;
 }
 
 }  // namespace torch_blocked
