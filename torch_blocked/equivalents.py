@@ -80,6 +80,14 @@ def reorder_aten(
     return plain_to_blocked(plain, dst_order, dst_blocking)
 
 
+def convolution_size(
+    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    """The spatial size of a convolution's answer from that of its src."""
+    dims = zip(size, kernel, stride, padding, dilation, strict=True)
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in dims]
+
+
 # Of the answer and the parameter alpha.
 _ACTIVATIONS = {
     "none": lambda x, _: x,

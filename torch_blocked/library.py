@@ -1,6 +1,6 @@
-"""The C++ operators' Python face: loading, settings, shape-only kernels, autograd.
+"""The C++ operators' Python face: loading, settings, autograd.
 
-The same in ATen operations is equivalents.py.
+The same in ATen operations is equivalents.py, for shapes alone fakes.py.
 
 The operators take and return physical tensors. A blocking is a flat list (axis, size, axis, size, ...), outermost
 inner block first; a plain tensor's is empty.
@@ -97,8 +97,7 @@ import torch
 from torch import Tensor
 
 from torch_blocked import equivalents
-from torch_blocked.equivalents import PostOp
-from torch_blocked.memory_desc import Blocking
+from torch_blocked.fakes import FAKES
 
 PATH = next(Path(__file__).parent.glob("_C*"))  # the C++ operators; packages of compiled models need only this
 torch.ops.load_library(PATH)
@@ -275,187 +274,8 @@ def guard_outputs(on: bool) -> int:
 
 # ---- Shape-only kernels
 
-
-@torch.library.register_fake("torch_blocked::reorder")
-def _reorder_fake(
-    src: Tensor,
-    size: Sequence[int],
-    src_blocking: Sequence[int],
-    dst_order: Sequence[int],
-    dst_blocking: Sequence[int],
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    return _new_physical(src, size, dst_order, dst_blocking, dtype or src.dtype)
-
-
-def _new_physical(
-    like: Tensor, size: Sequence[int], order: Sequence[int], blocking: Sequence[int], dtype: torch.dtype
-) -> Tensor:
-    blocks = Blocking(equivalents.pairs(blocking))
-    outer, ndim = blocks.outer(tuple(size)), len(size)
-    back = [list(order).index(d) for d in range(ndim)] + [ndim + i for i in range(len(blocks))]
-    return like.new_empty([outer[d] for d in order] + list(blocks.inner_blks), dtype=dtype).permute(back)
-
-
-@torch.library.register_fake("torch_blocked::convolution")
-def _convolution_fake(
-    src: Tensor,
-    src_blocking: Sequence[int],
-    weight: Tensor,
-    weight_size: Sequence[int],
-    weight_blocking: Sequence[int],
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    block: int,
-    *post_ops: PostOp,
-    **named_post_ops: PostOp,
-) -> Tensor:
-    spatial = [
-        (src.size(2 + i) + 2 * padding[i] - dilation[i] * (weight_size[2 + i] - 1) - 1) // stride[i] + 1
-        for i in range(len(weight_size) - 2)
-    ]
-    return src.new_empty([src.size(0), -(-weight_size[0] // block), *spatial, block])
-
-
-@torch.library.register_fake("torch_blocked::convolution_transpose")
-def _convolution_transpose_fake(
-    src: Tensor,
-    src_blocking: Sequence[int],
-    weight: Tensor,
-    weight_size: Sequence[int],
-    weight_blocking: Sequence[int],
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    output_padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    block: int,
-    *post_ops: PostOp,
-    **named_post_ops: PostOp,
-) -> Tensor:
-    window = zip(
-        src.shape[2 : len(weight_size)], weight_size[2:], stride, padding, dilation, output_padding, strict=True
-    )
-    spatial = [(n - 1) * s - 2 * pad + d * (k - 1) + 1 + out for n, k, s, pad, d, out in window]
-    return src.new_empty([src.size(0), -(-weight_size[1] * groups // block), *spatial, block])
-
-
-@torch.library.register_fake("torch_blocked::convolution_out")
-@torch.library.register_fake("torch_blocked::convolution_transpose_out")
-@torch.library.register_fake("torch_blocked::copy_out")
-def _out_fake(dst: Tensor, first_block: int, src: Tensor, *_: object, **__: object) -> None:
-    pass
-
-
-@torch.library.register_fake("torch_blocked::convolution_chain")
-def _convolution_chain_fake(
-    src: Tensor,
-    src_blocking: Sequence[int],
-    weights: Sequence[Tensor],
-    channels: Sequence[int],
-    biases: Sequence[Tensor | None],
-    strides: Sequence[int],
-    paddings: Sequence[int],
-    dilations: Sequence[int],
-    groups: Sequence[int],
-    block: int,
-    *_: object,
-    **__: object,
-) -> Tensor:
-    spatial = list(src.shape[2:4])
-    for i, weight in enumerate(weights):
-        for d in range(2):
-            at = 2 * i + d
-            spatial[d] = (spatial[d] + 2 * paddings[at] - dilations[at] * (weight.size(2 + d) - 1) - 1) // strides[
-                at
-            ] + 1
-    return src.new_empty([src.size(0), -(-channels[-1] // block), *spatial, block])
-
-
-@torch.library.register_fake("torch_blocked::new_empty")
-def _new_empty_fake(like: Tensor, size: Sequence[int]) -> Tensor:
-    return like.new_empty(size)
-
-
-@torch.library.register_fake("torch_blocked::convolution_weight_gradient")
-def _convolution_weight_gradient_fake(
-    src: Tensor,
-    src_blocking: Sequence[int],
-    diff_dst: Tensor,
-    weight_size: Sequence[int],
-    weight_order: Sequence[int],
-    weight_blocking: Sequence[int],
-    *window: Sequence[int] | int,
-) -> Tensor:
-    return _new_physical(src, weight_size, weight_order, weight_blocking, src.dtype)
-
-
-@torch.library.register_fake("torch_blocked::batch_norm")
-def _batch_norm_fake(
-    src: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
-) -> Tensor:
-    return torch.empty_like(src, memory_format=torch.contiguous_format)
-
-
-@torch.library.register_fake("torch_blocked::batch_norm_statistics")
-def _batch_norm_statistics_fake(src: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-    return src.new_empty([channels], dtype=torch.float32), src.new_empty([channels], dtype=torch.float32)
-
-
-@torch.library.register_fake("torch_blocked::batch_norm_backward")
-def _batch_norm_backward_fake(
-    diff_dst: Tensor, src: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor, training: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    diff_src = torch.empty_like(src, memory_format=torch.contiguous_format)
-    return diff_src, torch.empty_like(mean), torch.empty_like(mean)
-
-
-@torch.library.register_fake("torch_blocked::pool")
-def _pool_fake(
-    src: Tensor,
-    channels: int,
-    output_size: Sequence[int],
-    mode: str,
-    kernel_size: Sequence[int] = (),
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (),
-    dilation: Sequence[int] = (),
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-    indices: bool = False,
-) -> tuple[Tensor, Tensor]:
-    size = [*src.shape[:2], *output_size, src.size(4)]
-    return src.new_empty(size), src.new_empty(size if indices else [0], dtype=torch.int64)
-
-
-@torch.library.register_fake("torch_blocked::upsample")
-def _upsample_fake(
-    src: Tensor, output_size: Sequence[int], *_: str | bool | float | None, **__: bool | float | None
-) -> Tensor:
-    return src.new_empty([*src.shape[:2], *output_size, src.size(4)])
-
-
-@torch.library.register_fake("torch_blocked::max_pool_backward")
-def _max_pool_backward_fake(diff_dst: Tensor, indices: Tensor, src_size: Sequence[int]) -> Tensor:
-    return diff_dst.new_empty([*diff_dst.shape[:2], *src_size, diff_dst.size(4)])
-
-
-@torch.library.register_fake("torch_blocked::avg_pool_backward")
-def _avg_pool_backward_fake(
-    diff_dst: Tensor, src_size: Sequence[int], *_: Sequence[int] | bool | int | None, **__: bool | int | None
-) -> Tensor:
-    return diff_dst.new_empty([*diff_dst.shape[:2], *src_size, diff_dst.size(4)])
-
-
-@torch.library.register_fake("torch_blocked::upsample_backward")
-def _upsample_backward_fake(
-    diff_dst: Tensor, src_size: Sequence[int], *_: str | bool | float | None, **__: bool | float | None
-) -> Tensor:
-    return diff_dst.new_empty([*diff_dst.shape[:2], *src_size, diff_dst.size(4)])
+for _name, _fake in FAKES.items():
+    torch.library.register_fake(f"torch_blocked::{_name}", _fake)
 
 
 # ---- Autograd: the vector-Jacobian product of the same in ATen operations

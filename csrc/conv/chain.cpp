@@ -58,10 +58,7 @@ int64_t set_rows(std::vector<Link>& links, int64_t rows) {
 class Worker {
  public:
   Worker(const std::vector<Link>& links, float* memory) : links_(links) {
-    for (const Link& link : links_) {
-      held_.push_back({memory, {}});
-      memory += link.dst_size();
-    }
+    for (size_t i = 0; i + 1 < links_.size(); memory += links_[i++].dst_size()) held_.push_back({memory, {}});
   }
 
   // Rows of the last dst; those of an image in ascending order.
@@ -135,7 +132,7 @@ std::vector<const Algorithm*> algorithms_by_rows(const std::vector<Conv>& convs,
   std::vector<const Algorithm*> algorithms;
   for (size_t i = 0; i < convs.size(); i++) {
     const Conv& c = convs[i];
-    const Algorithm* const its = &choose(c, keys[i] ? PackedWeights::instance().uses(*keys[i], true) : 1);
+    const Algorithm* const its = &choose(c, keys[i] ? PackedWeights::instance().uses(*keys[i], false) : 1);
     if ((its != &conv_first && its != &conv_direct && its != &conv_depthwise) || c.pad_h > (c.kh - 1) * c.dilation_h)
       return {};
     algorithms.push_back(its);
@@ -155,7 +152,10 @@ bool pays(const std::vector<Conv>& convs) {
 void run_bands(const std::vector<Conv>& convs, const std::vector<const Algorithm*>& algorithms,
                const std::vector<const WeightKey*>& keys) {
   std::vector<Link> links;
-  for (size_t i = 0; i < convs.size(); i++) links.emplace_back(convs[i], algorithms[i], keys[i]);
+  for (size_t i = 0; i < convs.size(); i++) {
+    if (keys[i]) PackedWeights::instance().uses(*keys[i], true);
+    links.emplace_back(convs[i], algorithms[i], keys[i]);
+  }
   const Conv& last = convs.back();
   int64_t rows = 1;
   while (rows < last.oh && set_rows(links, rows + 1) * int64_t(sizeof(float)) <= band_budget) rows++;

@@ -187,19 +187,9 @@ void run(const Conv& c) {
 
 }  // namespace
 
-const Algorithm conv_grouped_winograd_f2 = {"winograd_f2",
-                                            can,
-                                            weights<2>,
-                                            run<&WinogradKernels::f2>,
-                                            pack<&WinogradKernels::f2>,
-                                            winograd_seconds<2>,
-                                            winograd_pack_seconds<2>};
-const Algorithm conv_grouped_winograd_f4 = {"winograd_f4",
-                                            can,
-                                            weights<4>,
-                                            run<&WinogradKernels::f4>,
-                                            pack<&WinogradKernels::f4>,
-                                            winograd_seconds<4>,
-                                            winograd_pack_seconds<4>};
+const Algorithm conv_grouped_winograd_f2 =
+    winograd_algorithm<2>("winograd_f2", can, weights<2>, run<&WinogradKernels::f2>, pack<&WinogradKernels::f2>);
+const Algorithm conv_grouped_winograd_f4 =
+    winograd_algorithm<4>("winograd_f4", can, weights<4>, run<&WinogradKernels::f4>, pack<&WinogradKernels::f4>);
 
 }  // namespace torch_blocked

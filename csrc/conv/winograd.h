@@ -4,6 +4,7 @@
 #pragma once
 #include "../kernels/winograd.h"
 #include "conv.h"
+#include "cost.h"
 
 namespace torch_blocked {
 
@@ -44,6 +45,14 @@ struct Tiles {
   // One tile of one channel block; `edge`, of a tile's size, holds the pixels of one that reaches into the padding.
   void transform_src(int64_t tile, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const;
 };
+
+// The algorithm F(m x m, 3 x 3) of these steps, with its estimates.
+template <int m>
+constexpr Algorithm winograd_algorithm(const char* name, decltype(Algorithm::can) can,
+                                       decltype(Algorithm::weights) weights, decltype(Algorithm::run) run,
+                                       decltype(Algorithm::pack) pack) {
+  return {name, can, weights, run, pack, winograd_seconds<m>, winograd_pack_seconds<m>};
+}
 
 // Adds to diff_wei, which lies as conv.wei_md says, the gradient with respect to the weights.
 void add_winograd_weight_gradient(const Conv& conv, const WinogradTransforms& transforms, const float* diff_dst,

@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_blocked.equivalents import convolution_size
+
 Pair = tuple[int, int]
 
 
@@ -30,8 +32,7 @@ class Layer(NamedTuple):
     @property
     def dst(self) -> Pair:
         """(oh, ow)."""
-        sizes = zip(self.src, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        oh, ow = ((i + 2 * p - d * (k - 1) - 1) // s + 1 for i, k, s, p, d in sizes)
+        oh, ow = convolution_size(self.src, self.kernel, self.stride, self.padding, self.dilation)
         return oh, ow
 
     @property

@@ -18,7 +18,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from torch_blocked.compile.facts import GRAPHS, Facts
-from torch_blocked.equivalents import pairs
+from torch_blocked.equivalents import convolution_size, pairs
 from torch_blocked.explain.findings import Finding, find
 from torch_blocked.explain.passes import Runner, merged
 from torch_blocked.explain.record import Call, Operand, Reorder
@@ -159,13 +159,12 @@ def _convolution(call: Call, event: FunctionEvent) -> None:
     rest = 9 if transposed else 8  # after output_padding
     dilation, groups, block = values[rest : rest + 3]
     ic, oc = weight_size[1] * groups, weight_size[0]
-    window = zip(src[2:], weight_size[2:], stride, padding, dilation, strict=False)
     if transposed:
         ic, oc = oc, ic
-        window = zip(window, values[8], strict=True)
+        window = zip(zip(src[2:], weight_size[2:], stride, padding, dilation, strict=False), values[8], strict=True)
         spatial = [(n - 1) * s - 2 * p + d * (k - 1) + 1 + out for (n, k, s, p, d), out in window]
     else:
-        spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in window]
+        spatial = convolution_size(src[2 : len(weight_size)], weight_size[2:], stride, padding, dilation)
     plain = Operand(tuple(src), dtype, _tag(len(src), ()))
     call.inputs = [_activation(ic, src, block, dtype) if blocking else plain]
     call.outputs = [_activation(oc, (src[0], 0, *spatial, block), block, dtype)]
@@ -180,8 +179,7 @@ def _chain(call: Call, event: FunctionEvent) -> None:
     windows = ([values[i][at : at + 2] for i in (5, 6, 7)] for at in range(0, 2 * len(weights), 2))
     spatial = src[2:4]
     for weight, window in zip(weights, windows, strict=True):
-        dims = zip(spatial, weight[2:4], *window, strict=True)
-        spatial = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in dims]
+        spatial = convolution_size(spatial, weight[2:4], *window)
     plain = Operand(tuple(src), dtype, _tag(len(src), ()))
     call.inputs = [_activation(channels[0], src, block, dtype) if blocking else plain]
     call.outputs = [_activation(channels[-1], (src[0], 0, *spatial, block), block, dtype)]
