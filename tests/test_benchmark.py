@@ -239,19 +239,25 @@ class Clock:
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1.0)
+    monkeypatch.setattr(measure, "WARMED_SECONDS", 10.0)
     monkeypatch.setattr(measure, "perf_counter", lambda: made.now)
     return made
 
 
-@pytest.mark.parametrize("seconds, calls", [(0.01, 100), (0.3, 3), (0.9, 1), (7.0, 1)])
-def test_calibrate(clock, seconds, calls):
-    assert measure.calibrate(clock.run("a", seconds)) == calls
+# Short calls are timed together and after one untimed, lasting ones alone and at once.
+@pytest.mark.parametrize("seconds, calls", [(0.01, 101), (0.3, 4), (0.9, 2), (7.0, 2), (12.0, 1)])
+def test_calls_of_a_sample(clock, seconds, calls):
+    run = clock.run("a", seconds)
+    assert measure.calibrate(run) == pytest.approx(seconds)
+    before = len(clock.log)
+    assert measure.samples({"a": run}, rounds=1)["a"] == [pytest.approx(seconds)]
+    assert len(clock.log) == 2 * before + calls
 
 
 def test_rounds_are_rotated_and_medians_taken(clock):
     # Three calls calibrate; the rounds take what is left of the cycle.
-    runs = {"a": clock.run("a", 2, 2, 2, 5, 9, 4), "b": clock.run("b", 3), "c": clock.run("c", 8)}
-    assert measure.medians(runs, rounds=3) == {"a": 5, "b": 3, "c": 8}
+    runs = {"a": clock.run("a", 20, 20, 20, 50, 90, 40), "b": clock.run("b", 30), "c": clock.run("c", 80)}
+    assert measure.medians(runs, rounds=3) == {"a": 50, "b": 30, "c": 80}
     assert "".join(clock.log[9:]) == "abcbcacab"
 
 

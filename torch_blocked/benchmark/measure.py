@@ -14,6 +14,8 @@ Run = Callable[[], object]
 
 # A sample is as many calls as last about so long: far longer than the clock's step, far shorter than a disturbance.
 SAMPLE_SECONDS = 0.01
+# A shorter call is first made once untimed, so that the caches are its own and not the contestant's before it.
+WARMED_SECONDS = 10 * SAMPLE_SECONDS
 PEAK_ROUNDS = 15
 
 
@@ -25,24 +27,24 @@ def time_calls(run: Run, calls: int) -> float:
     return (perf_counter() - start) / calls
 
 
-def calibrate(run: Run) -> int:
-    """How many calls last about `SAMPLE_SECONDS`, at least one. Warms up on the way."""
+def calibrate(run: Run) -> float:
+    """Seconds a call, about. Warms up on the way."""
     run()  # what only the first call does: weights transformed, memory allocated
     calls = 1
     # The faster of two: one that was disturbed would leave too few calls in a sample.
     while (seconds := min(time_calls(run, calls), time_calls(run, calls))) * calls < SAMPLE_SECONDS / 2:
         calls *= 2
-    return max(1, round(SAMPLE_SECONDS / seconds))
+    return seconds
 
 
 def samples(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """Seconds a call of each run, one sample a round; the order is rotated from round to round."""
-    calls = {name: calibrate(run) for name, run in runs.items()}
+    seconds = {name: calibrate(run) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     for name in in_turn(runs, rounds):
-        if calls[name] > 1:
-            runs[name]()  # the caches are this run's
-        times[name].append(time_calls(runs[name], calls[name]))
+        if seconds[name] < WARMED_SECONDS:
+            runs[name]()
+        times[name].append(time_calls(runs[name], max(1, round(SAMPLE_SECONDS / seconds[name]))))
     return times
 
 
