@@ -157,14 +157,31 @@ def test_special_values(isa, activation):
     """Infinities, NaN, zeros and large numbers, as PyTorch's functions of float64 have them."""
     inf = float("inf")
     x = torch.tensor([inf, -inf, float("nan"), 0.0, -0.0, 3.0, -3.0, 6.0, 90.0, -90.0, 1e30, -1e30, 104.0, -104.0])
-    function, alpha = ACTIVATIONS[activation]
-    got = F.pad(x, [0, 2]).view(1, -1, 1, 1).to(activation_format(4, library.isa_block()))
+    expected = ACTIVATIONS[activation][0](x.double()).float()
+    torch.testing.assert_close(activated(x, activation), expected, equal_nan=True, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "silu", "gelu_tanh"])
+def test_rounding(isa, activation):
+    """Those of an exponential: a few roundings of the answer, from the smallest to the largest that are not 0 or x."""
+    x = torch.linspace(-87, 87, 400_001)
+    expected = ACTIVATIONS[activation][0](x.double())
+    # gelu_tanh relative to x: where it is nearly 0, its definition itself subtracts nearly equals.
+    scale = x.abs().clamp(min=1e-3) if activation == "gelu_tanh" else expected
+    error = ((activated(x, activation) - expected) / scale).abs().nan_to_num()  # 0 / 0
+    assert error.max() < 3e-7
+
+
+def activated(x, activation):
+    """Of each element, as a depthwise convolution's post-op."""
+    block = library.isa_block()
+    padded = F.pad(x, [0, -len(x) % 16]).view(1, 16, 1, -1)
+    src = padded.to(activation_format(4, block))
     physical = library.convolution_op(
-        got.physical, sum(got.blocking, ()), torch.ones(16, 1, 1, 1), (16, 1, 1, 1), (), None,
-        (1, 1), (0, 0), (1, 1), 16, library.isa_block(), activation=activation, alpha=alpha,
+        src.physical, sum(src.blocking, ()), torch.ones(16, 1, 1, 1), (16, 1, 1, 1), (), None,
+        (1, 1), (0, 0), (1, 1), 16, block, activation=activation, alpha=ACTIVATIONS[activation][1],
     )  # fmt: skip
-    expected = function(x.double()).float()
-    torch.testing.assert_close(physical.flatten()[: len(x)], expected, equal_nan=True, atol=1e-6, rtol=1e-6)
+    return tb.BlockedTensor(physical, src.blocking, padded.shape).to_dense().flatten()[: len(x)]
 
 
 @pytest.mark.parametrize("residual_last", [False, True])

@@ -1,16 +1,44 @@
 #include "activation.h"
 
+#include <cstring>
+
 #include "tier.h"
 #include "vec.h"
 
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
 
+// 2^n of the integers n in -127 ... 128 that `shifted` holds in its lowest bits, increased by 127: the exponent of a
+// float. 0 and infinity at the ends.
+inline Vec power_of_two(const Vec& shifted) {
+  using Bits = int32_t __attribute__((vector_size(block * sizeof(int32_t))));
+  Bits bits;
+  Vec power;
+  std::memcpy(&bits, &shifted, sizeof(bits));
+  bits <<= 23;
+  std::memcpy(static_cast<void*>(&power), &bits, sizeof(bits));
+  return power;
+}
+
+// e^x within 2 units in the last place, 0 below -87.7 and infinity above 88.4, by 2^n e^r with r = x - n log(2):
+// at::vec calls a function for it, which leaves no vector in its register. Constants of Cephes' expf: log(2) in two
+// parts, the first of so few bits that its multiples are exact, and the polynomial of e^r. Adding 1.5 * 2^23 rounds to
+// an integer.
+inline Vec exponential(const Vec& any) {
+  const Vec x = at::vec::clamp(any, Vec(-88.f), Vec(89.f)), shift(12582912.f + 127.f);
+  const Vec shifted = multiply_add(x, Vec(1.44269504088896341f), shift), n = shifted - shift;
+  const Vec r = multiply_add(n, Vec(2.12194440e-4f), multiply_add(n, Vec(-.693359375f), x));
+  Vec sum(1.9875691500e-4f);
+  for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    sum = multiply_add(sum, r, Vec(c));
+  return multiply_add(sum, r * r, r + Vec(1.f)) * power_of_two(shifted);
+}
+
 Vec leaky_relu(const Vec& x, float alpha) { return Vec::blendv(x * Vec(alpha), x, x > Vec(0.f)); }
 
-Vec silu(const Vec& x, float) { return x / (Vec(1.f) + x.neg().exp()); }
+Vec silu(const Vec& x, float) { return x / (Vec(1.f) + exponential(x.neg())); }
 
-Vec sigmoid(const Vec& x, float) { return Vec(1.f) / (Vec(1.f) + x.neg().exp()); }
+Vec sigmoid(const Vec& x, float) { return Vec(1.f) / (Vec(1.f) + exponential(x.neg())); }
 
 Vec hardsigmoid(const Vec& x, float) { return at::vec::clamp(x + Vec(3.f), Vec(0.f), Vec(6.f)) * Vec(float(1. / 6)); }
 
@@ -25,7 +53,7 @@ Vec gelu(const Vec& x, float) {
 Vec gelu_tanh(const Vec& x, float) {
   const Vec minus_two_sqrt_two_over_pi(-1.5957691216057308f);
   const Vec cube = x * x * x;
-  return x / (Vec(1.f) + (minus_two_sqrt_two_over_pi * multiply_add(Vec(.044715f), cube, x)).exp());
+  return x / (Vec(1.f) + exponential(minus_two_sqrt_two_over_pi * multiply_add(Vec(.044715f), cube, x)));
 }
 
 template <Vec function(const Vec&, float)>
