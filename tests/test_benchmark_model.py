@@ -17,13 +17,8 @@ from torch_blocked.benchmark.contestants import CONTESTANTS, Contestant, nchw
 
 
 def test_model(bench, graphs, monkeypatch):
-    names = [
-        "nchw",
-        "channels_last",
-        "blocked",
-        "blocked compiled",
-        "blocked dynamic",
-    ]  # others' compilers take seconds
+    # Others' compilers take seconds.
+    names = ["nchw", "channels_last", "blocked", "blocked compiled", "blocked frozen", "blocked dynamic"]
     monkeypatch.setattr(machine, "trim_memory", lambda: None)
     text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "3", "--input", "3x9x8",
                         "--contestants", *names)  # fmt: skip

@@ -57,7 +57,8 @@ GRAPHS: dict[str, Facts] = {}
 
 def keep(facts: Facts, compiled: Callable) -> Callable:
     """Remembers the facts of a graph that Inductor compiled; returns it."""
-    key = getattr(compiled, "_fx_graph_cache_key", None)
-    if key is not None:
-        GRAPHS[key] = facts
+    if hasattr(compiled, "_fx_graph_cache_key"):
+        if compiled._fx_graph_cache_key is None:  # its cache is off, or cannot take the graph
+            compiled._fx_graph_cache_key = f"uncached_{len(GRAPHS)}"
+        GRAPHS[compiled._fx_graph_cache_key] = facts
     return compiled
