@@ -18,7 +18,7 @@ from torch_blocked.benchmark.contestants import CONTESTANTS, Contestant, nchw
 
 def test_model(bench, graphs, monkeypatch):
     # Others' compilers take seconds.
-    names = ["nchw", "channels_last", "blocked", "blocked compiled", "blocked frozen", "blocked dynamic"]
+    names = ["nchw", "channels_last", "blocked", "blocked compiled", "blocked dynamic"]
     monkeypatch.setattr(machine, "trim_memory", lambda: None)
     text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "3", "--input", "3x9x8",
                         "--contestants", *names)  # fmt: skip

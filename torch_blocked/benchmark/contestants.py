@@ -37,19 +37,15 @@ def channels_last(model: nn.Module, images: Tensor) -> Answer:
     return lambda: model(images)
 
 
-def frozen(model: nn.Module, images: Tensor, backend: str) -> Answer:
+def inductor(model: nn.Module, images: Tensor) -> Answer:
+    """torch.compile, weights frozen into the graph and packed."""
     from torch._inductor import config
 
-    compiled = torch.compile(copy.deepcopy(model), backend=backend, dynamic=False)
+    compiled = torch.compile(copy.deepcopy(model), dynamic=False)
     # Not an option of torch.compile: Dynamo, too, must know when it traces.
     with torch.inference_mode(), config.patch(freezing=True):
         compiled(images)
     return lambda: compiled(images)
-
-
-def inductor(model: nn.Module, images: Tensor) -> Answer:
-    """torch.compile, weights frozen into the graph and packed."""
-    return frozen(model, images, "inductor")
 
 
 def onnx_runtime(model: nn.Module, images: Tensor) -> Answer:
@@ -93,11 +89,6 @@ def blocked_compiled(model: nn.Module, images: Tensor) -> Answer:
     """Ours, compiled: ``torch.compile(model, backend="torch_blocked")``."""
     compiled = torch.compile(copy.deepcopy(model), backend="torch_blocked", dynamic=False)
     return lambda: compiled(images)
-
-
-def blocked_frozen(model: nn.Module, images: Tensor) -> Answer:
-    """Ours, compiled, weights frozen into the graph."""
-    return frozen(model, images, "torch_blocked")
 
 
 def blocked_dynamic(model: nn.Module, images: Tensor) -> Answer:
@@ -157,6 +148,5 @@ CONTESTANTS = {
     "blocked": Contestant(blocked, ours=True, counted=True),
     "blocked compiled": Contestant(blocked_compiled, ours=True, counted=True),
     "blocked package": Contestant(blocked_package, ours=True),
-    "blocked frozen": Contestant(blocked_frozen, ours=True, usual=False),
     "blocked dynamic": Contestant(blocked_dynamic, ours=True, usual=False, counted=True),
 }
