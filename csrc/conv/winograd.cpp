@@ -34,9 +34,8 @@ Tiles::Tiles(const Conv& c, const WinogradTransforms& t) : conv(c), transforms(t
   ic_blocks = (c.ic + c.block - 1) / c.block * c.kd;
 }
 
-void Tiles::transform_src(int64_t tile, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const {
+void Tiles::transform_src(const Place& at, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const {
   const Conv& c = conv;
-  const Place at = place(tile);
   const int64_t top = at.row - c.pad_h, left = at.col - c.pad_w, src_row = c.src_md.strides[2];
   const int64_t id = at.od * c.stride_d - c.pad_d + ic_block % c.kd * c.dilation_d;
   const bool inside = id >= 0 && id < c.id;
@@ -86,11 +85,16 @@ struct Plan : Tiles {
   const ConvKernels& gemm;
   PaddedPostOps post_ops;
   int64_t oc_blocks;
-  int64_t group;             // output blocks between two transforms back
+  int64_t group;             // output blocks between two transforms back: an even number, or all
   int64_t nruns, run_tiles;  // runs, and the most tiles in one
   bool split_oc;
 
   Plan(const Conv& c, const WinogradTransforms& t);
+  // Of all input channels and one output block.
+  int64_t wei_block() const { return ic_blocks * conv.block * conv.block; }
+  const float* weights(int64_t plane, int64_t oc_block) const {
+    return conv.wei + (plane * oc_blocks + oc_block) * wei_block();
+  }
   int64_t src_plane() const { return plane_of(ic_blocks * run_tiles); }
   int64_t dst_plane() const { return plane_of(group * run_tiles); }
 };
@@ -99,21 +103,25 @@ struct Plan : Tiles {
 // beside them and all weights are read for every run. Beyond, runs are long, so that the weights are read few times
 // from memory: the src of a run then lies in the last level cache, one of its planes in L2.
 constexpr int64_t src_budget = 640 << 10, long_src_budget = 8 << 20, most_reread_weights = 16 << 20;
+constexpr int64_t most_short_group = 8;  // of an even number of blocks
 
 Plan::Plan(const Conv& c, const WinogradTransforms& t) : Tiles(c, t), gemm(*c.kernels()), post_ops(c) {
   oc_blocks = c.oc_blocks();
-  const int64_t wei_bytes = planes * ic_blocks * oc_blocks * c.block * c.block * sizeof(float);
+  const int64_t wei_bytes = planes * oc_blocks * wei_block() * sizeof(float);
   const bool long_runs = wei_bytes > most_reread_weights;
-  group = long_runs ? oc_blocks : 2;
+  group = long_runs ? oc_blocks : std::min(oc_blocks, most_short_group);
   const int64_t tile_bytes = planes * ic_blocks * c.block * sizeof(float);
-  const int64_t calls = std::max<int64_t>(1, (long_runs ? long_src_budget : src_budget) / (tile_bytes * gemm.cols));
-  nruns = (count + calls * gemm.cols - 1) / (calls * gemm.cols);
+  const int64_t most_tiles = (long_runs ? long_src_budget : src_budget) / tile_bytes;
+  const int64_t call_tiles = std::max<int64_t>(1, most_tiles / gemm.cols) * gemm.cols;
+  nruns = count <= most_tiles ? 1 : (count + call_tiles - 1) / call_tiles;
   split_oc = c.oc > count && oc_blocks >= 2 * c.nthreads;
   if (!split_oc) nruns = std::min(count, (nruns + c.nthreads - 1) / c.nthreads * c.nthreads);
   run_tiles = (count + nruns - 1) / nruns;
 }
 
-// products[plane][block][tile] of some output blocks from oc_block on.
+// products[plane][block][tile] of some output blocks from oc_block on. Where several calls share weights, all but the
+// first find them in a cache: the first two fetch those of the next two blocks, one each, so that memory is always
+// busy.
 void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles, const float* src, float* products) {
   static const int64_t no_offset = 0;
   const Conv& c = plan.conv;
@@ -126,13 +134,16 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
   a.lanes = c.block;
   a.sum_blocks = sum_blocks(c, 1);
   a.wei_ic_block = matrix;
-  a.wei_block = plan.ic_blocks * matrix;
+  a.wei_block = plan.wei_block();
   a.first = true;
   for (int64_t plane = 0; plane < plan.planes; plane++)
     for (int64_t b = 0; b < blocks; b += 2) {
       const ConvKernel* const kernels = plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1];
-      a.wei = c.wei + (plane * plan.oc_blocks + oc_block + b) * a.wei_block;
+      a.wei = plan.weights(plane, oc_block + b);
+      const bool last = b + 2 >= blocks;
+      const float* const next = plan.weights(std::min(plane + last, plan.planes - 1), oc_block + (last ? 0 : b + 2));
       for (int64_t call = 0; call < ncalls; call++) {
+        a.next_wei = ncalls > 1 && call < 2 ? next + call * a.wei_block : nullptr;
         int64_t begin, end;
         split(tiles, ncalls, call, begin, end);
         a.src = src + plane * plan.src_plane() + begin * c.block;
@@ -142,9 +153,8 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
     }
 }
 
-void transform_dst(const Plan& plan, int64_t tile, int64_t oc_block, const float* products) {
+void transform_dst(const Plan& plan, const Tiles::Place& at, int64_t oc_block, const float* products) {
   const Conv& c = plan.conv;
-  const Tiles::Place at = plan.place(tile);
   const int64_t offset = plan.dst_offset(at, oc_block);
   plan.transforms.dst(products, plan.dst_plane(), c.dst + offset, c.dst_row(), plan.rows_inside(at),
                       plan.cols_inside(at), plan.post_ops.at(oc_block, 1, offset));
@@ -156,15 +166,19 @@ void compute_run(const Plan& plan, int64_t begin, int64_t end, int64_t oc_begin,
   float* const src = Scratch::get(plan.planes * (plan.src_plane() + plan.dst_plane() + block));
   float* const products = src + plan.planes * plan.src_plane();
   float* const edge = products + plan.planes * plan.dst_plane();
-  for (int64_t ic_block = 0; ic_block < plan.ic_blocks; ic_block++)
-    for (int64_t i = 0; i < tiles; i++)
-      plan.transform_src(begin + i, ic_block, edge, src + (ic_block * tiles + i) * block, plan.src_plane());
+  for (int64_t ic_block = 0; ic_block < plan.ic_blocks; ic_block++) {
+    Tiles::Place at = plan.place(begin);
+    for (int64_t i = 0; i < tiles; i++, plan.advance(at))
+      plan.transform_src(at, ic_block, edge, src + (ic_block * tiles + i) * block, plan.src_plane());
+  }
   for (int64_t oc_block = oc_begin; oc_block < oc_end; oc_block += plan.group) {
     const int64_t blocks = std::min(plan.group, oc_end - oc_block);
     multiply(plan, oc_block, blocks, tiles, src, products);
-    for (int64_t b = 0; b < blocks; b++)
-      for (int64_t i = 0; i < tiles; i++)
-        transform_dst(plan, begin + i, oc_block + b, products + (b * tiles + i) * block);
+    for (int64_t b = 0; b < blocks; b++) {
+      Tiles::Place at = plan.place(begin);
+      for (int64_t i = 0; i < tiles; i++, plan.advance(at))
+        transform_dst(plan, at, oc_block + b, products + (b * tiles + i) * block);
+    }
   }
 }
 

@@ -30,6 +30,15 @@ struct Tiles {
     const int64_t image = tile / (rows * cols);
     return {image / conv.od, image % conv.od, tile / cols % rows * transforms.m, tile % cols * transforms.m};
   }
+  // The place of the tile after it.
+  void advance(Place& at) const {
+    if ((at.col += transforms.m) < conv.ow) return;
+    at.col = 0;
+    if ((at.row += transforms.m) < conv.oh) return;
+    at.row = 0;
+    if (++at.od < conv.od) return;
+    at.od = 0, at.n++;
+  }
   // Of its pixels those inside dst, from the first on.
   int64_t rows_inside(const Place& at) const { return std::min(transforms.m, conv.oh - at.row); }
   int64_t cols_inside(const Place& at) const { return std::min(transforms.m, conv.ow - at.col); }
@@ -43,7 +52,7 @@ struct Tiles {
   // that they do not fall into the same sets of the cache.
   int64_t plane_of(int64_t vectors) const { return ((vectors + 1) | 1) * conv.block; }
   // One tile of one channel block; `edge`, of a tile's size, holds the pixels of one that reaches into the padding.
-  void transform_src(int64_t tile, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const;
+  void transform_src(const Place& at, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const;
 };
 
 // The algorithm F(m x m, 3 x 3) of these steps, with its estimates.

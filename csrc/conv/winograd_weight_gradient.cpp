@@ -76,7 +76,7 @@ void transform(const Plan& plan, int64_t tile, const Transformed& to, int64_t th
   int64_t begin, end;
   split(plan.ic_blocks * to.tiles, team, thread, begin, end);
   for (int64_t i = begin; i < end; i++)
-    plan.transform_src(tile + i % to.tiles, i / to.tiles, edge, to.src + i * block, plan.src_plane());
+    plan.transform_src(plan.place(tile + i % to.tiles), i / to.tiles, edge, to.src + i * block, plan.src_plane());
   split(plan.oc_blocks * to.tiles, team, thread, begin, end);
   for (int64_t i = begin; i < end; i++)
     transform_diff_dst(plan, tile + i % to.tiles, i / to.tiles, edge, to.diff + i * block);

@@ -23,6 +23,8 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
   const int64_t dst_block = a.dst_block, dst_row = a.dst_row, src_row = a.src_row, wei_block = a.wei_block;
   const int64_t dst_pixel = a.dst_step * block;
   const int64_t lanes = plain ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
+  const int64_t wei_ahead = a.next_wei ? a.next_wei - a.wei : wei_prefetch,
+                wei_ahead_block = a.next_wei ? 0 : wei_block;
   const bool stream = a.stream;
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     const bool first = a.first && begin == 0;
@@ -43,7 +45,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
           Vec w[Blocks];
           UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
           if constexpr (!plain)
-            UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_prefetch + b * wei_block, 0, 3);
+            UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 3);
           wei += block;
           UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
             const Vec x(src[r * src_row + c * Pixel + i]);
