@@ -43,12 +43,17 @@ void Tiles::transform_src(const Place& at, int64_t ic_block, float* edge, float*
                            (inside ? id : 0) * c.src_md.strides[4];
   if (inside && top >= 0 && left >= 0 && top + size <= c.ih && left + size <= c.iw)
     return transforms.src(src + top * src_row + left * c.block, src_row, dst, dst_plane);
+  static constexpr float zeros[64] = {};  // more than a block
+  const auto copy_pixels = c.kernels()->copy_pixels;
   const int64_t col_begin = std::clamp<int64_t>(-left, 0, size), col_end = std::clamp(c.iw - left, col_begin, size);
-  std::fill_n(edge, planes * c.block, 0.f);
-  const int64_t row_end = inside ? std::min(size, c.ih - top) : 0;
-  for (int64_t y = std::max<int64_t>(0, -top); y < row_end; y++)
-    c.kernels()->copy_pixels(src + (top + y) * src_row + (left + col_begin) * c.block, c.block,
-                             edge + (y * size + col_begin) * c.block, col_end - col_begin);
+  for (int64_t y = 0; y < size; y++) {
+    const bool in_src = inside && top + y >= 0 && top + y < c.ih;
+    const int64_t begin = in_src ? col_begin : size, end = in_src ? col_end : size;
+    float* const row = edge + y * size * c.block;
+    copy_pixels(zeros, 0, row, begin);
+    copy_pixels(src + (top + y) * src_row + (left + begin) * c.block, c.block, row + begin * c.block, end - begin);
+    copy_pixels(zeros, 0, row + end * c.block, size - end);
+  }
   transforms.src(edge, size * c.block, dst, dst_plane);
 }
 
