@@ -117,6 +117,7 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def(
       "upsample_backward(Tensor diff_dst, SymInt[] src_size, str mode, bool align_corners=False, float? scale_h=None, "
       "float? scale_w=None) -> Tensor");
+  m.def("linear(Tensor src, Tensor weight, Tensor? bias) -> Tensor");
   m.def("empty_like(Tensor like) -> Tensor");
   m.def("new_empty(Tensor like, SymInt[] size) -> Tensor", {at::Tag::nondeterministic_seeded});  // as ATen's empty_like
   m.def("copy_out(Tensor(a!) dst, int first_block, Tensor src) -> ()");
@@ -133,6 +134,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("empty_like", torch_blocked::empty_like_cpu);
   m.impl("new_empty", torch_blocked::new_empty_cpu);
   m.impl("copy_out", torch_blocked::copy_out_cpu);
+  m.impl("linear", torch_blocked::linear_cpu);
   m.impl("reorder", torch_blocked::reorder_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
   m.impl("convolution_out", torch_blocked::convolution_out_cpu);

@@ -249,6 +249,11 @@ def batch_norm_backward_aten(
     return diff_src.to(dtype), products * invstd, total.clone()
 
 
+def linear_aten(src: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` in ATen operations."""
+    return torch.nn.functional.linear(src, weight, bias)
+
+
 def pool_aten(
     src: Tensor,
     channels: int,

@@ -44,6 +44,10 @@ block, scales, shifts, activations, alphas, residual=None, residual_last=False) 
     block, block), the inner blocks ic, oc. The residual is the last one's. Some rows of all are computed before the
     next where what lies between leaves the cache otherwise; no bit depends on it.
 
+``torch_blocked::linear(src, weight, bias) -> dst``
+    src (n, ic) times the transpose of a weight (oc, ic), + bias, if any, of (oc), as `torch.nn.functional.linear`;
+    dense float32 matrices of at most 4 rows of src by kernels that read the weight at the memory's speed.
+
 ``torch_blocked::new_empty(like, size) -> dst``
     Dense and uninitialized, of the dtype of `like`, on the CPU, in memory of the pool.
 
@@ -123,6 +127,7 @@ convolution_out_op = ops.convolution_out.default
 convolution_chain_op = ops.convolution_chain.default
 convolution_transpose_out_op = ops.convolution_transpose_out.default
 copy_out_op = ops.copy_out.default
+linear_op = ops.linear.default
 new_empty_op = ops.new_empty.default
 batch_norm_op = ops.batch_norm.default
 batch_norm_statistics_op = ops.batch_norm_statistics.default
@@ -314,6 +319,7 @@ for _name in (
     "convolution",
     "convolution_transpose",
     "convolution_weight_gradient",
+    "linear",
     "batch_norm",
     "batch_norm_statistics",
     "batch_norm_backward",

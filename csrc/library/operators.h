@@ -80,6 +80,9 @@ Tensor avg_pool_backward_cpu(const Tensor& diff_dst, SymIntArrayRef src_size, In
 Tensor upsample_backward_cpu(const Tensor& diff_dst, SymIntArrayRef src_size, c10::string_view mode, bool align_corners,
                              std::optional<double> scale_h, std::optional<double> scale_w);
 
+// As at::linear, of dense float32 matrices by kernels for few images.
+Tensor linear_cpu(const Tensor& src, const Tensor& weight, const std::optional<Tensor>& bias);
+
 // ---- memory (tensors.cpp)
 
 // As at::empty_like of a dense tensor, in memory of the pool.

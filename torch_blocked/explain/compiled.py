@@ -117,13 +117,8 @@ def _seconds(event: FunctionEvent) -> float:
 def _call(module: str, event: FunctionEvent) -> Call:
     namespace, _, name = event.name.partition("::")
     call, ours = Call(module, name, seconds=_seconds(event)), namespace == "torch_blocked"
-    describe = DESCRIBE.get(name) if ours else None
-    if describe:
-        describe(call, event)
-    else:  # of ours the sizes are those of physical tensors
-        tensors = [i for i, size in enumerate(event.input_shapes) if size and isinstance(size[0], int)]
-        kind = "blocked" if ours else "plain"
-        call.inputs = [Operand(tuple(event.input_shapes[i]), _dtype_name(event, i), kind, ours) for i in tensors]
+    describe = DESCRIBE.get(name, _physical) if ours else _plain
+    describe(call, event)
     return call
 
 
@@ -149,6 +144,17 @@ def _activation(channels: int, size: Sequence[int], block: int, dtype: str) -> O
     """A tensor of `channels` in blocks, whose physical tensor has this size."""
     padding, tag = math.ceil(channels / block) * block / channels, _tag(len(size) - 1, (1, block))
     return Operand((size[0], channels, *size[2:-1]), dtype, tag, True, padding, block)
+
+
+def _plain(call: Call, event: FunctionEvent, kind: str = "plain") -> None:
+    tensors = [i for i, size in enumerate(event.input_shapes) if size and isinstance(size[0], int)]
+    sizes = [(tuple(event.input_shapes[i]), _dtype_name(event, i)) for i in tensors]
+    call.inputs = [Operand(size, dtype, kind, kind == "blocked") for size, dtype in sizes]
+
+
+def _physical(call: Call, event: FunctionEvent) -> None:
+    """Of ours: the sizes are those of physical tensors."""
+    _plain(call, event, "blocked")
 
 
 def _convolution(call: Call, event: FunctionEvent) -> None:
@@ -200,7 +206,9 @@ def _reorder(call: Call, event: FunctionEvent) -> None:
 
 
 _CONVOLUTIONS = ("convolution", "convolution_out", "convolution_transpose", "convolution_transpose_out")
-DESCRIBE = {**dict.fromkeys(_CONVOLUTIONS, _convolution), "convolution_chain": _chain, "reorder": _reorder}
+DESCRIBE = {
+    **dict.fromkeys(_CONVOLUTIONS, _convolution), "convolution_chain": _chain, "reorder": _reorder, "linear": _plain,
+}  # fmt: skip
 
 
 def _fallbacks(module: str, facts: Facts, calls: list[Call], whole: float) -> list[Finding]:
