@@ -406,13 +406,16 @@ def test_compiled_convolutions_into_one_tensor():
     }
 
 
-def test_compiled_chain_of_convolutions():
+def test_compiled_chain_of_convolutions_and_linear():
     layers = nn.Conv2d(3, 24, 3, stride=2), nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.Conv2d(24, 17, 1)
-    report = compiled_report(nn.Sequential(*layers).eval(), torch.randn(1, 3, 13, 12), "torch_blocked")
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(17, 5)
+    report = compiled_report(nn.Sequential(*layers, *head).eval(), torch.randn(1, 3, 13, 12), "torch_blocked")
     (call,) = [c for c in report.run.calls if c.is_convolution]
     assert (call.operator, call.inputs[0].size, call.outputs[0].size) == (
         "convolution_chain", (1, 3, 13, 12), (1, 17, 6, 5),
     )  # fmt: skip
+    (call,) = [c for c in report.run.calls if c.operator == "linear"]
+    assert [(o.size, o.is_blocked) for o in call.inputs] == [((1, 17), False), ((5, 17), False), ((5,), False)]
 
 
 class Double(nn.Module):

@@ -100,11 +100,3 @@ def test_training_is_left_to_pytorch(graphs):
     model, x = network().train(), torch.randn(2, 3, 9, 8)
     compiled(model, dynamic=False)(x).sum().backward()
     assert graphs.count(library.linear_op) == 0 and model[3].weight.grad is not None
-
-
-def test_explained():
-    model = network()
-    with torch.no_grad():
-        report = tb.explain(torch.compile(model, backend="torch_blocked", dynamic=False), torch.randn(2, 3, 9, 8))
-    (call,) = [c for c in report.run.calls if c.operator == "linear"]
-    assert [o.size for o in call.inputs] == [(2, 17), (5, 17), (5,)] and not any(o.is_blocked for o in call.inputs)

@@ -174,10 +174,6 @@ def _upsample_backward(
     return diff_dst.new_empty([*diff_dst.shape[:2], *src_size, diff_dst.size(4)])
 
 
-def _linear(src: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.nn.functional.linear(src, weight, bias)
-
-
 FAKES = {
     "reorder": _reorder,
     "convolution": _convolution,
@@ -186,7 +182,7 @@ FAKES = {
     "convolution_transpose_out": _out,
     "copy_out": _out,
     "convolution_chain": _convolution_chain,
-    "linear": _linear,
+    "linear": equivalents.linear_aten,
     "new_empty": _new_empty,
     "convolution_weight_gradient": _convolution_weight_gradient,
     "batch_norm": _batch_norm,
