@@ -254,6 +254,12 @@ def test_calls_of_a_sample(clock, seconds, calls):
     assert len(clock.log) == 2 * before + calls
 
 
+def test_all_are_warmed_or_none(clock):
+    runs = {"short": clock.run("s", 7), "long": clock.run("l", 12)}
+    measure.samples(runs, rounds=2)
+    assert "".join(clock.log[6:]) == "ssllllss"
+
+
 def test_rounds_are_rotated_and_medians_taken(clock):
     # Three calls calibrate; the rounds take what is left of the cycle.
     runs = {"a": clock.run("a", 20, 20, 20, 50, 90, 40), "b": clock.run("b", 30), "c": clock.run("c", 80)}

@@ -14,7 +14,8 @@ Run = Callable[[], object]
 
 # A sample is as many calls as last about so long: far longer than the clock's step, far shorter than a disturbance.
 SAMPLE_SECONDS = 0.01
-# A shorter call is first made once untimed, so that the caches are its own and not the contestant's before it.
+# Where a contestant's call is shorter, each is first made once untimed, so that the caches are its own and not those of
+# the contestant before it.
 WARMED_SECONDS = 10 * SAMPLE_SECONDS
 PEAK_ROUNDS = 15
 
@@ -41,8 +42,9 @@ def samples(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """Seconds a call of each run, one sample a round; the order is rotated from round to round."""
     seconds = {name: calibrate(run) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
+    warmed = min(seconds.values()) < WARMED_SECONDS
     for name in in_turn(runs, rounds):
-        if seconds[name] < WARMED_SECONDS:
+        if warmed:
             runs[name]()
         times[name].append(time_calls(runs[name], max(1, round(SAMPLE_SECONDS / seconds[name]))))
     return times
