@@ -12,8 +12,6 @@
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
 
-constexpr int64_t wei_prefetch = 1024;  // floats ahead: a page, at whose end the hardware's own prefetch stops
-
 // Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
 template <int Pixel, int Rows, int Cols, int Blocks>
 __attribute__((noinline)) void convolve(const ConvArgs& a) {

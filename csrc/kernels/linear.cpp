@@ -8,8 +8,7 @@
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
 
-constexpr int64_t wei_prefetch = 1024;  // floats ahead: a page, at whose end the hardware's own prefetch stops
-constexpr int most_rows = 4;            // of weights at a time: as many streams from memory
+constexpr int most_rows = 4;  // of weights at a time: as many streams from memory
 
 float sum_of(const Vec& vec) {
   alignas(64) float values[block];
@@ -26,14 +25,13 @@ void dot_products(const LinearArgs& a, int64_t oc) {
   for (; i + block <= a.ic; i += block) UNROLL for (int r = 0; r < Rows; r++) {
       const Vec w = Vec::loadu(wei + r * a.ic + i);
       __builtin_prefetch(wei + r * a.ic + i + wei_prefetch);
-      UNROLL for (int n = 0; n < Images; n++) acc[r][n] =
-          multiply_add(w, Vec::loadu(a.src + n * a.src_row + i), acc[r][n]);
+      UNROLL for (int n = 0; n < Images; n++) acc[r][n] = multiply_add(w, Vec::loadu(a.src + n * a.ic + i), acc[r][n]);
     }
   for (int r = 0; r < Rows; r++)
     for (int n = 0; n < Images; n++) {
       float sum = sum_of(acc[r][n]) + (a.bias ? a.bias[oc + r] : 0.f);
-      for (int64_t k = i; k < a.ic; k++) sum += wei[r * a.ic + k] * a.src[n * a.src_row + k];
-      a.dst[n * a.dst_row + oc + r] = sum;
+      for (int64_t k = i; k < a.ic; k++) sum += wei[r * a.ic + k] * a.src[n * a.ic + k];
+      a.dst[n * a.oc + oc + r] = sum;
     }
 }
 

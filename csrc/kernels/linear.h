@@ -1,4 +1,4 @@
-// Products of plain rows, for linear layers of few images: one table per ISA tier.
+// Products of dense row-major matrices, for linear layers of few images: one table per ISA tier.
 #pragma once
 #include <cstdint>
 
@@ -9,11 +9,11 @@ namespace torch_blocked {
 constexpr int linear_max_images = 4;
 
 struct LinearArgs {
-  const float* src;   // rows of ic floats, one an image, the next `src_row` floats on
-  const float* wei;   // rows of ic floats, one an output channel, one after the other
-  const float* bias;  // one an output channel; null: zeros
-  float* dst;         // rows of output channels, one an image, the next `dst_row` floats on
-  int64_t ic, src_row, dst_row;
+  const float* src;   // (images, ic)
+  const float* wei;   // (oc, ic)
+  const float* bias;  // (oc); null: zeros
+  float* dst;         // (images, oc)
+  int64_t ic, oc;
 };
 
 // [images - 1]: dst of the output channels [begin, end). Each weight is read once.

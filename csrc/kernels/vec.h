@@ -29,6 +29,9 @@ constexpr int max_cols = 6, max_cols_two = 3;  // 12 accumulators, 2 weights, 2 
 constexpr int max_cols = 3, max_cols_two = 1;
 #endif
 
+// Floats ahead that weights are fetched: a page, at whose end the hardware's own prefetch stops.
+constexpr int64_t wei_prefetch = 1024;
+
 using FloatVec = at::vec::Vectorized<float>;
 using Vec = std::conditional_t<FloatVec::size() == block, FloatVec,
                                at::vec::VectorizedN<float, (block > FloatVec::size() ? block / FloatVec::size() : 1)>>;

@@ -21,7 +21,6 @@ Tensor linear_cpu(const Tensor& src, const Tensor& weight, const std::optional<T
                         has_bias ? bias->const_data_ptr<float>() : nullptr,
                         dst.mutable_data_ptr<float>(),
                         src.size(1),
-                        src.size(1),
                         weight.size(0)};
   const auto kernel = TORCH_BLOCKED_KERNELS(linear_kernels, isa()).linear[src.size(0) - 1];
   parallel_for(weight.size(0), num_threads(), [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
