@@ -42,7 +42,7 @@ def samples(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """Seconds a call of each run, one sample a round; the order is rotated from round to round."""
     seconds = {name: calibrate(run) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
-    warmed = min(seconds.values()) < WARMED_SECONDS
+    warmed = any(seconds_a_call < WARMED_SECONDS for seconds_a_call in seconds.values())
     for name in in_turn(runs, rounds):
         if warmed:
             runs[name]()
