@@ -70,6 +70,8 @@ def main() -> None:
     if args.blocked == "parameters":
         model.to(tb.blocked)
     train(DistributedDataParallel(model), args)
+    # DistributedDataParallel keeps gloo's threads alive: one that still held a tensor when Python ends would abort.
+    dist.barrier()
     dist.destroy_process_group()
 
 
