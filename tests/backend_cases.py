@@ -23,7 +23,11 @@ def fresh():
 
 
 class Graphs(list):
-    """What Inductor was given to compile: the graphs of a test, in order."""
+    """What Inductor was given to compile: the graphs of a test, in order, and whether each asserts sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.size_asserts = []
 
     def nodes(self, target):
         return [node for gm in self for node in gm.graph.nodes if node.target is target]

@@ -130,7 +130,16 @@ def dense(x: object) -> object:
 def assert_same(actual: object, expected: object, **tolerances: float) -> None:
     """Values, dtypes and shapes of a blocked answer are the plain one's, and its padding is zero."""
     assert padding_is_zero(actual), "the padding is not zero"
-    torch.testing.assert_close(dense(actual), expected, **tolerances)
+    actual = dense(actual)
+    if not same_bits(actual, expected):
+        torch.testing.assert_close(actual, expected, **tolerances)
+
+
+def same_bits(a: object, b: object) -> bool:
+    """Whether two plain tensors are equal in all that `assert_close` compares: in a fraction of its time."""
+    plain = type(a) is type(b) is torch.Tensor and a.layout is b.layout is torch.strided
+    plain = plain and not (a.is_quantized or a.is_complex())
+    return plain and a.dtype is b.dtype and a.shape == b.shape and a.device == b.device and torch.equal(a, b)
 
 
 @pytest.fixture
@@ -139,11 +148,13 @@ def graphs(monkeypatch):
     from backend_cases import Graphs
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._inductor import compile_fx
+    from torch._inductor import config as inductor_config
 
     found = Graphs()
 
     def run(gm, *args, **kwargs):
         found.append(gm)
+        found.size_asserts.append(inductor_config.size_asserts)
         return make_boxed_func(gm.forward)
 
     monkeypatch.setattr(compile_fx, "compile_fx_inner", run)

@@ -4,8 +4,6 @@ import pytest
 import torch
 from backend_cases import Lambda, assert_close, block, both, conv, fresh  # noqa: F401
 from torch import nn
-from torch._inductor import compile_fx
-from torch._inductor import config as inductor_config
 
 import torch_blocked as tb
 
@@ -153,15 +151,7 @@ def test_errors(name):
 
 
 @pytest.mark.parametrize("unknown", [False, True])
-def test_sizes_are_asserted_where_an_operator_is_unknown(monkeypatch, unknown):
-    asserted = []
-    compile_fx_inner = compile_fx.compile_fx_inner
-
-    def recording(gm, inputs, **how):
-        asserted.append(inductor_config.size_asserts)
-        return compile_fx_inner(gm, inputs, **how)
-
-    monkeypatch.setattr(compile_fx, "compile_fx_inner", recording)
+def test_sizes_are_asserted_where_an_operator_is_unknown(graphs, unknown):
     convolution, x = nn.Conv2d(3, 8, 3).eval(), torch.randn(1, 3, 8, 8)
 
     def call(x):
@@ -170,17 +160,10 @@ def test_sizes_are_asserted_where_an_operator_is_unknown(monkeypatch, unknown):
 
     with torch.no_grad():
         assert_close(torch.compile(call, backend="torch_blocked")(x), call(x))
-    assert asserted == [unknown]
+    assert graphs.size_asserts == [unknown]
 
 
-def test_sizes_are_asserted_in_training(monkeypatch):
-    asserted = []
-    compile_fx_inner = compile_fx.compile_fx_inner
-    monkeypatch.setattr(
-        compile_fx,
-        "compile_fx_inner",
-        lambda *args, **how: asserted.append(inductor_config.size_asserts) or compile_fx_inner(*args, **how),
-    )
+def test_sizes_are_asserted_in_training(graphs):
     convolution = nn.Conv2d(3, 8, 3)
     torch.compile(lambda x: convolution(x).sum(), backend="torch_blocked")(torch.randn(1, 3, 8, 8)).backward()
-    assert asserted == [True, True]
+    assert graphs.size_asserts == [True, True]

@@ -17,6 +17,7 @@ from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import (
     BlockedTensor,
+    Function,
     check_blocked_format,
     check_tensor,
     inner_is_dense,
@@ -94,7 +95,7 @@ _PLAIN = Blocking()
 # ---- Autograd
 
 
-class ToFormat(torch.autograd.Function):
+class ToFormat(Function):
     """A copy in another format; the gradient comes back as it arrives, plain for a plain input."""
 
     @staticmethod
@@ -121,7 +122,7 @@ class ToFormat(torch.autograd.Function):
         return ToFormat.apply(x.movedim(in_dims[0], 0), order, blocks), 0
 
 
-class ViewBlocked(torch.autograd.Function):
+class ViewBlocked(Function):
     """`view_blocked`: the same bytes under a blocking."""
 
     @staticmethod

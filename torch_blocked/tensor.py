@@ -5,6 +5,7 @@ No operator lives here: see dispatch/.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 
@@ -418,7 +419,15 @@ def merge_axes(y: BlockedTensor) -> Tensor | None:
     return physical.as_strided(size, stride, physical.storage_offset())
 
 
-class ViewStrided(torch.autograd.Function):
+class Function(torch.autograd.Function):
+    """One whose signature is read once; `apply` would read it at each call, for as long as a small reorder takes."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.forward.__signature__ = inspect.signature(cls.forward)
+
+
+class ViewStrided(Function):
     """`view_strided`: the same bytes without a blocking."""
 
     @staticmethod
