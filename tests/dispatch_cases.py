@@ -18,19 +18,19 @@ FORMATS = [tb.blocked, *map(tb.format, "nChw4c nChw8c nChw16c acdB8b BcdA4a4b aB
 FEW_FORMATS = [tb.blocked, *map(tb.format, "nChw8c acdB16b aBcd2b4b".split())]
 
 
-def formats(tier):
+def formats(tier, fmts=FORMATS):
     """All of them on the best tier; the lower ones differ in the CPU's own block alone."""
-    return FORMATS if tier == AVAILABLE[-1] else FORMATS[:1]
+    return fmts if tier == AVAILABLE[-1] else fmts[:1]
 
 
 def image(channels, n=2, h=5, w=6):
     return torch.randn(n, channels, h, w)
 
 
-def images(channels, fmts=FEW_FORMATS):
-    """The same small image in every format; no two of its elements are equal."""
+def images(channels, fmts=None):
+    """The same small image in every format, by default in the few of the tier; no two of its elements are equal."""
     numbers = torch.randperm(2 * channels * 20).view(2, channels, 4, 5).float()
-    return [(numbers / numbers.numel() - 0.4).to(fmt) for fmt in fmts]
+    return [(numbers / numbers.numel() - 0.4).to(fmt) for fmt in fmts or formats(tb.isa(), FEW_FORMATS)]
 
 
 def integers(*size):
