@@ -1,5 +1,6 @@
 """Reorders: the operator between all formats, from each kind of strided tensor, and in ATen operations."""
 
+import inspect
 import itertools
 import math
 
@@ -141,3 +142,11 @@ def test_fake_reorder_has_the_real_shape_and_strides():
                     dst = reorder(torch.zeros(physical_shape(src_tag, size)), size, src_tag, dst_tag, dtype)
                 case = (size, src_tag, dst_tag)
                 assert (fake.shape, fake.stride(), fake.dtype) == (dst.shape, dst.stride(), dst.dtype), case
+
+
+def test_signatures_are_read_once(monkeypatch):
+    """At each call `torch.autograd.Function` would, for as long as a small reorder takes."""
+    x = torch.randn(1, 16, 2, 3)
+    monkeypatch.setattr(inspect, "_signature_from_function", lambda *_, **__: pytest.fail("read a signature"))
+    x.to(tb.nChw8c).to_dense()
+    tb.view_strided(x.to(tb.format("acdB16b")))
