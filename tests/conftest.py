@@ -131,11 +131,11 @@ def assert_same(actual: object, expected: object, **tolerances: float) -> None:
     """Values, dtypes and shapes of a blocked answer are the plain one's, and its padding is zero."""
     assert padding_is_zero(actual), "the padding is not zero"
     actual = dense(actual)
-    if not same_bits(actual, expected):
+    if not plainly_equal(actual, expected):
         torch.testing.assert_close(actual, expected, **tolerances)
 
 
-def same_bits(a: object, b: object) -> bool:
+def plainly_equal(a: object, b: object) -> bool:
     """Whether two plain tensors are equal in all that `assert_close` compares: in a fraction of its time."""
     plain = type(a) is type(b) is torch.Tensor and a.layout is b.layout is torch.strided
     plain = plain and not (a.is_quantized or a.is_complex())
