@@ -212,8 +212,8 @@ def test_networks(name, dynamic, graphs):
 @torch.no_grad()
 def test_large_images_compiled_by_inductor():
     model = randomized(NETWORKS["inverted residual"][0]())
-    function = compiled(model, dynamic=True)
-    for size in ((2, 16, 112, 100), (3, 16, 57, 61)):
+    function = compiled(model)
+    for size in ((1, 16, 112, 100), (3, 16, 57, 61)):
         x = torch.randn(size)
         assert_close(function(x), model(x))
 

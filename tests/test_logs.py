@@ -85,6 +85,7 @@ CODE = "import torch, torch_blocked as tb; tb.fallback('allow'); torch.ones(1, 1
     [
         ("", []),
         ("fallbacks", ["fallbacks"]),
+        ("reorders", ["reorders", "reorders"]),
         (" reorders, fallbacks ,", ["reorders", "fallbacks", "reorders"]),
     ],
 )

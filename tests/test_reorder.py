@@ -148,5 +148,5 @@ def test_signatures_are_read_once(monkeypatch):
     """At each call `torch.autograd.Function` would, for as long as a small reorder takes."""
     x = torch.randn(1, 16, 2, 3)
     monkeypatch.setattr(inspect, "_signature_from_function", lambda *_, **__: pytest.fail("read a signature"))
-    x.to(tb.nChw8c).to_dense()
-    tb.view_strided(x.to(tb.format("acdB16b")))
+    assert torch.equal(x.to(tb.nChw8c).to_dense(), x)
+    assert torch.equal(tb.view_strided(x.to(tb.format("acdB16b"))), x)
