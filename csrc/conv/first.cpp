@@ -44,10 +44,12 @@ struct Plan {
       for (const int64_t tap : window.taps())
         for (int64_t channel = 0; channel < c.ic; channel++) taps.push_back(tap + (kd * c.ic + channel) * plane);
   }
+  // From one dst row's window to the next.
+  int64_t window_row() const { return window.rows_per_dst * window.row_size; }
 };
 
-// One dst row of one or two blocks of output channels; `dst` is the offset of the row in block 0.
-void compute_row(const Plan& plan, const float* window_row, int64_t dst, int64_t oc_block) {
+// Some dst rows of one or two blocks of output channels; `dst` is the offset of the first row in block 0.
+void compute_rows(const Plan& plan, const float* window, int64_t dst, int64_t rows, int64_t oc_block) {
   const Conv& c = plan.conv;
   const int64_t blocks = std::min<int64_t>(2, c.oc_blocks() - oc_block);
   ConvArgs a{};
@@ -60,17 +62,17 @@ void compute_row(const Plan& plan, const float* window_row, int64_t dst, int64_t
   a.first = a.last = true;
   a.stream = plan.stream;
   const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols, cols = (c.ow + ncalls - 1) / ncalls;
-  const int64_t row = dst + oc_block * c.dst_block();
-  a.dst = c.dst + row;
-  a.epilogue = plan.post_ops.at(oc_block, blocks, row);
-  const int64_t residual_step = a.epilogue.residual ? c.block : 0;
-  for (int64_t begin = 0, n; begin < c.ow; begin += n) {
-    n = std::min(cols, c.ow - begin);
-    a.src = window_row + begin * plan.pixel;
-    plan.kernels.plain_row[plan.pixel - 1][blocks - 1][n - 1](a);
-    a.dst += n * c.block;
-    a.epilogue.residual += n * residual_step;
-  }
+  dst += oc_block * c.dst_block();
+  a.epilogue = plan.post_ops.at(oc_block, blocks, dst);
+  for (int64_t row = 0; row < rows; row++, dst += c.dst_row(), window += plan.window_row())
+    for (int64_t begin = 0, n; begin < c.ow; begin += n) {
+      n = std::min(cols, c.ow - begin);
+      const int64_t at = dst + begin * c.block;
+      a.src = window + begin * plan.pixel;
+      a.dst = c.dst + at;
+      if (c.post_ops.residual) a.epilogue.residual = c.post_ops.residual + at;
+      plan.kernels.plain_row[plan.pixel - 1][blocks - 1][n - 1](a);
+    }
 }
 
 void run(const Conv& c) {
@@ -86,12 +88,9 @@ void run(const Conv& c) {
         for (int64_t channel = 0; channel < c.ic; channel++)
           plan.window.fill(src + channel * c.src_md.strides[1], od, kd, row_begin, row_end - row_begin,
                            window + (kd * c.ic + channel) * plan.plane, plan.kernels.copy_plain);
-      const int64_t dst = n * c.dst_image() + od * c.dst_plane();
+      const int64_t dst = n * c.dst_image() + od * c.dst_plane() + row_begin * c.dst_row();
       for (int64_t oc_block = 0; oc_block < c.oc_blocks(); oc_block += 2)  // two blocks' weights stay in L1
-        for (int64_t oh = row_begin; oh < row_end; oh++) {
-          const int64_t row = (oh - row_begin) * plan.window.rows_per_dst * plan.window.row_size;
-          compute_row(plan, window + row, dst + oh * c.dst_row(), oc_block);
-        }
+        compute_rows(plan, window, dst, row_end - row_begin, oc_block);
     }
     if (plan.stream) finish_streams();
   });
