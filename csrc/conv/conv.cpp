@@ -12,14 +12,15 @@
 namespace torch_blocked {
 
 static const Algorithm* const algorithms[] = {&conv_first, &conv_depthwise, &conv_direct, &conv_reference};
-// What a 3x3 convolution can be done by instead.
+// What a convolution of some kernels can be done by instead.
 static const struct {
   const Algorithm* algorithm;
   Winograd mode;
 } winograd_algorithms[] = {{&conv_winograd_f4, Winograd::F4},
                            {&conv_winograd_f2, Winograd::F2},
                            {&conv_grouped_winograd_f4, Winograd::F4},
-                           {&conv_grouped_winograd_f2, Winograd::F2}};
+                           {&conv_grouped_winograd_f2, Winograd::F2},
+                           {&conv_first_winograd, Winograd::F4}};
 
 static std::atomic<Winograd> winograd_mode{Winograd::Auto};
 
@@ -80,7 +81,7 @@ static std::string reason(const Conv& conv, double uses) {
   if (without_packing(conv).seconds == nullptr) return "the first of the list that takes these formats";
   const auto can = [&](const auto& entry) { return entry.algorithm->can(conv); };
   if (std::none_of(std::begin(winograd_algorithms), std::end(winograd_algorithms), can))
-    return "Winograd takes 3x3 kernels of stride 1, without groups or of whole blocks";
+    return "Winograd takes 3x3 kernels of stride 1, without groups or of whole blocks; of a plain src wide kernels";
   if (mode == Winograd::Never) return "Winograd is off";
   const Algorithm& otherwise = without_packing(conv);
   std::string estimates = std::string("estimates: ") + otherwise.name + " " + milliseconds(otherwise.seconds(conv));
@@ -103,10 +104,11 @@ int64_t elements(const MemoryDesc& md) {
   return count;
 }
 
-// What packed weights are kept as: one tensor serves src of several blocks, any groups, and both kinds of convolution.
+// What packed weights are kept as: one tensor serves src of several blocks, any groups, strides, and both kinds of
+// convolution.
 static std::string packing(const Algorithm& algorithm, const Conv& conv, const WeightKey& key) {
   return (key.transposed ? "transposed " : "") + std::string(algorithm.name) + std::to_string(conv.block) + " " +
-         std::to_string(conv.groups);
+         std::to_string(conv.groups) + " " + std::to_string(conv.stride_w);
 }
 
 static void reorder_weights(const Conv& conv, const MemoryDesc& wanted, float* to) {

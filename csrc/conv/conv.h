@@ -193,6 +193,7 @@ class PaddedPostOps {
 };
 
 extern const Algorithm conv_first, conv_direct, conv_depthwise, conv_reference;
-extern const Algorithm conv_winograd_f4, conv_winograd_f2, conv_grouped_winograd_f4, conv_grouped_winograd_f2;
+extern const Algorithm conv_winograd_f4, conv_winograd_f2, conv_grouped_winograd_f4, conv_grouped_winograd_f2,
+    conv_first_winograd;
 
 }  // namespace torch_blocked

@@ -20,10 +20,10 @@ const Core& core() { return cores[int(isa())]; }
 
 double padded(int64_t channels, int64_t block) { return double((channels + block - 1) / block * block); }
 
-// The weights of one tap. Groups of less than a block multiply no padding.
+// The weights of one tap. Groups of less than a block multiply no padding, nor do the channels of a plain src.
 double matrix(const Conv& c) {
   const int64_t block = c.groups == 1 ? c.block : 1;
-  return double(c.groups) * padded(c.group_ic(), block) * padded(c.group_oc(), block);
+  return double(c.groups) * padded(c.group_ic(), c.src_md.is_plain() ? 1 : block) * padded(c.group_oc(), block);
 }
 
 double multiply_seconds(const Conv& c, double rows_of_src, double matrices) {
@@ -71,6 +71,33 @@ template double winograd_seconds<2>(const Conv&);
 template double winograd_seconds<4>(const Conv&);
 template double winograd_pack_seconds<2>(const Conv&);
 template double winograd_pack_seconds<4>(const Conv&);
+
+namespace {
+
+// Elements of a transformed tile of a row, in all phases, and tiles of dst.
+struct RowTileCounts {
+  static constexpr int64_t m = 4;
+  double elements, tiles, vectors;
+  RowTileCounts(const Conv& c)
+      : elements(double(m + (c.kw + c.stride_w - 1) / c.stride_w - 1)),
+        tiles(double(c.n * c.od * c.oh * ((c.ow + m - 1) / m))),
+        vectors(elements *
+                (tiles * padded(c.oc, c.block) +
+                 double(c.n * c.id * c.ih * c.ic * c.stride_w) * padded((c.ow + m - 1) / m, c.block)) /
+                double(c.block)) {}
+};
+
+}  // namespace
+
+double row_winograd_seconds(const Conv& c) {
+  const RowTileCounts w(c);
+  const double matrices = w.elements * double(c.kd * c.kh * c.stride_w);
+  return product_seconds(c, w.tiles, matrices) + transform_seconds(c, w.vectors);
+}
+
+double row_winograd_pack_seconds(const Conv& c) {
+  return transform_seconds(c, RowTileCounts(c).elements * double(c.kd * c.kh * c.kw) * matrix(c));
+}
 
 // The sums stay in a cache, the weights are not read.
 double direct_weight_gradient_seconds(const Conv& c) { return multiply_seconds(c, pixels(c), taps(c)); }

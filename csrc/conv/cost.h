@@ -11,6 +11,9 @@ double winograd_seconds(const Conv& conv);
 // Of transforming the weights.
 template <int m>
 double winograd_pack_seconds(const Conv& conv);
+// The same of F(4, ceil(kw / stride_w)) along the rows of a plain src.
+double row_winograd_seconds(const Conv& conv);
+double row_winograd_pack_seconds(const Conv& conv);
 
 // Of the gradient with respect to the weights.
 double direct_weight_gradient_seconds(const Conv& conv);

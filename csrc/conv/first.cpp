@@ -4,6 +4,7 @@
 // so the sum is one loop over a table; dst is blocked.
 #include "../parallel.h"
 #include "../scratch.h"
+#include "cost.h"
 #include "window.h"
 
 namespace torch_blocked {
@@ -98,6 +99,6 @@ void run(const Conv& c) {
 
 }  // namespace
 
-const Algorithm conv_first = {"first", can, weights, run};
+const Algorithm conv_first = {"first", can, weights, run, nullptr, direct_seconds};
 
 }  // namespace torch_blocked

@@ -1,14 +1,16 @@
 #include "winograd.h"
 
+#include <tuple>
+
 #include "tier.h"
 #include "vec.h"
 
 namespace torch_blocked {
 namespace {
 
-// One dimension of F(M x M, 3 x 3): B^T d (src), A^T m (dst) and G g (wei) of the paper, sharing what they can; for the
+// One dimension of F(M x M, R x R): B^T d (src), A^T m (dst) and G g (wei) of the paper, sharing what they can; for the
 // gradient with respect to the weights A d (diff_dst) and G^T m (diff_wei).
-template <int M>
+template <int M, int R = 3>
 struct Matrices;
 
 template <>
@@ -87,9 +89,45 @@ struct Matrices<4> {
   }
 };
 
+// The interpolation points are 0, +-1, +-2 and +-1/2.
+template <>
+struct Matrices<4, 4> {
+  static constexpr double a = -2. / 9, b = 1. / 90, c = 32. / 45;
+  static constexpr double wei[7][4] = {{1, 0, 0, 0},
+                                       {a, a, a, a},
+                                       {a, -a, a, -a},
+                                       {b, 2 * b, 4 * b, 8 * b},
+                                       {b, -2 * b, 4 * b, -8 * b},
+                                       {c, c / 2, c / 4, c / 8},
+                                       {c, -c / 2, c / 4, -c / 8}};
+  // d6 + f d4 + g d2 and d5 + f d3 + g d1 are the even and the odd powers of the polynomials of a pair of points.
+  static inline void pair(const Vec* d, float f, float g, float point, Vec* out) {
+    const Vec even = multiply_add(Vec(f), d[4], multiply_add(Vec(g), d[2], d[6]));
+    const Vec odd = multiply_add(Vec(f), d[3], multiply_add(Vec(g), d[1], d[5]));
+    out[0] = multiply_add(Vec(point), odd, even);
+    out[1] = multiply_add(Vec(-point), odd, even);
+  }
+  static inline void src(const Vec* d, Vec* out) {
+    out[0] = multiply_add(Vec(5.25f), d[4] - d[2], d[0] - d[6]);
+    pair(d, -4.25f, 1.f, 1.f, out + 1);
+    pair(d, -1.25f, .25f, 2.f, out + 3);
+    pair(d, -5.f, 4.f, .5f, out + 5);
+  }
+  static inline void dst(const Vec* m, Vec* out) {
+    const Vec sum_1 = m[1] + m[2], sum_2 = m[3] + m[4], sum_half = m[5] + m[6];
+    const Vec difference_1 = m[1] - m[2], difference_2 = m[3] - m[4], difference_half = m[5] - m[6];
+    out[0] = (m[0] + sum_1) + (sum_2 + sum_half);
+    out[1] = multiply_add(Vec(2.f), difference_2, multiply_add(Vec(.5f), difference_half, difference_1));
+    out[2] = multiply_add(Vec(4.f), sum_2, multiply_add(Vec(.25f), sum_half, sum_1));
+    out[3] = multiply_add(Vec(8.f), difference_2, multiply_add(Vec(.125f), difference_half, difference_1));
+  }
+};
+
 template <int M>
 void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_plane) {
-  constexpr int size = M + 2;
+  constexpr int size = M + 2, ahead = 2 * M;
+  UNROLL for (int y = 0; y < size; y++) UNROLL for (int x = 2; x < size; x++)
+      __builtin_prefetch(src + y * src_row + (ahead + x) * block, 0, 3);
   Vec columns[size][size];  // [row][column], the columns transformed
   UNROLL for (int x = 0; x < size; x++) {
     Vec d[size], out[size];
@@ -124,11 +162,13 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
                                                                                                 x * block);
     return;
   }
+  alignas(64) float pixels[M * M * block];  // not `tile`: what is looked up by a variable is in no register anywhere
+  UNROLL for (int p = 0; p < M * M; p++) tile[p].store(pixels + p * block);
   Epilogue pixel_epilogue = e;
   for (int64_t y = 0; y < rows; y++)
     for (int64_t x = 0; x < cols; x++) {
       const int64_t offset = y * dst_row + x * block;
-      Vec pixel[1] = {tile[y * M + x]};
+      Vec pixel[1] = {Vec::loadu(pixels + (y * M + x) * block)};
       if (e.residual) pixel_epilogue.residual = e.residual + offset;
       finish<1, 1>(pixel_epilogue, 0, 0, 0, 0, pixel);
       pixel[0].store(dst + offset);
@@ -190,12 +230,95 @@ void transform_diff_wei(const float* src, int64_t src_plane, float* diff_wei, in
   }
 }
 
+// By log2(Phases) perfect shuffles of as many vectors.
+template <int Phases>
+void sort_by_vectors(const float* src, int64_t cols, float* dst, int64_t dst_phase) {
+  constexpr int size = FloatVec::size();
+  for (int64_t j = 0; j < cols; j += size) {
+    FloatVec v[Phases], sorted[Phases];
+    UNROLL for (int p = 0; p < Phases; p++) v[p] = FloatVec::loadu(src + j * Phases + p * size);
+    UNROLL for (int step = 1; step < Phases; step *= 2) {
+      UNROLL for (int p = 0; p < Phases / 2; p++) std::tie(sorted[p], sorted[p + Phases / 2]) =
+          at::vec::deinterleave2(v[2 * p], v[2 * p + 1]);
+      UNROLL for (int p = 0; p < Phases; p++) v[p] = sorted[p];
+    }
+    UNROLL for (int p = 0; p < Phases; p++) v[p].store(dst + p * dst_phase + j);
+  }
+}
+
+void sort_columns(const float* src, int64_t phases, int64_t cols, float* dst, int64_t dst_phase) {
+  if (phases == 4) return sort_by_vectors<4>(src, cols, dst, dst_phase);
+  if (phases == 8) return sort_by_vectors<8>(src, cols, dst, dst_phase);
+  if (phases == 16) return sort_by_vectors<16>(src, cols, dst, dst_phase);
+  for (int64_t p = 0; p < phases; p++)
+    for (int64_t j = 0; j < cols; j++) dst[p * dst_phase + j] = src[j * phases + p];
+}
+
+template <int M, int R>
+void transform_src_row(const float* src, const int64_t* columns, int64_t tiles, float* dst, int64_t dst_plane) {
+  constexpr int size = M + R - 1;
+  for (int64_t t = 0; t < tiles; t += block) {
+    Vec d[size], out[size];
+    UNROLL for (int j = 0; j < size; j++) d[j] = Vec::loadu(src + columns[j] + t);
+    Matrices<M, R>::src(d, out);
+    UNROLL for (int j = 0; j < size; j++) out[j].store(dst + j * dst_plane + t);
+  }
+}
+
+inline void store(const Vec& vec, float* dst, bool stream) {
+  if (stream)
+    store_streamed(vec, dst);
+  else
+    vec.store(dst);
+}
+
+// The first `cols` of M pixels, after the epilogue.
+template <int M>
+__attribute__((noinline)) void store_first(const Vec (&tile)[M], int64_t cols, float* dst, bool stream, Epilogue e) {
+  for (int64_t x = 0; x < cols; x++) {
+    Vec pixel[1] = {tile[x]};
+    finish<1, 1>(e, 0, 0, 0, 0, pixel);
+    store(pixel[0], dst + x * block, stream);
+    if (e.residual) e.residual += block;
+  }
+}
+
+template <int M, int R>
+void transform_dst_row(const float* src, int64_t src_plane, float* dst, int64_t cols, bool stream,
+                       const Epilogue& epilogue) {
+  constexpr int size = M + R - 1;
+  const Vec bias = epilogue.bias ? Vec::loadu(epilogue.bias) : Vec(0.f);
+  Epilogue e = epilogue;
+  for (int64_t begin = 0; begin < cols; begin += M) {
+    Vec m[size], tile[M];
+    UNROLL for (int j = 0; j < size; j++) m[j] = Vec::loadu(src + j * src_plane + begin / M * block);
+    Matrices<M, R>::dst(m, tile);
+    UNROLL for (int x = 0; x < M; x++) tile[x] = tile[x] + bias;
+    float* const pixels = dst + begin * block;
+    if (!stream) UNROLL for (int x = 0; x < M; x++) __builtin_prefetch(pixels + (cols + x) * block, 1, 3);
+    if (epilogue.residual) e.residual = epilogue.residual + begin * block;
+    if (begin + M <= cols) {
+      finish<1, M>(e, 0, 0, 0, block, tile);
+      UNROLL for (int x = 0; x < M; x++) store(tile[x], pixels + x * block, stream);
+    } else {
+      Vec some[M];  // a copy: what has an address is in no register before either
+      UNROLL for (int x = 0; x < M; x++) some[x] = tile[x];
+      store_first<M>(some, cols - begin, pixels, stream, e);
+    }
+  }
+}
+
 template <int M>
 constexpr WinogradTransforms transforms = {
     M, transform_src<M>, transform_dst<M>, transform_wei<M>, transform_diff_dst<M>, transform_diff_wei<M>};
 
+template <int M, int R>
+constexpr WinogradRowTransforms row_transforms = {
+    M, R, M + R - 1, Matrices<M, R>::wei[0], sort_columns, transform_src_row<M, R>, transform_dst_row<M, R>};
+
 }  // namespace
 
-extern const WinogradKernels TORCH_BLOCKED_TIER_NAME(winograd_kernels) = {block, transforms<2>, transforms<4>};
+extern const WinogradKernels TORCH_BLOCKED_TIER_NAME(winograd_kernels) = {
+    block, transforms<2>, transforms<4>, {row_transforms<4, 3>, row_transforms<4, 4>}};
 
 }  // namespace torch_blocked

@@ -26,9 +26,24 @@ struct WinogradTransforms {
   void (*diff_wei)(const float* src, int64_t src_plane, float* diff_wei, int64_t wei_tap);
 };
 
+// The same in one dimension, F(m, taps): m pixels of a row by size = m + taps - 1 multiplications instead of m * taps.
+struct WinogradRowTransforms {
+  int64_t m, taps, size;
+  const double* wei;  // G, size x taps: the transform of the taps
+  // dst[p * dst_phase + j] = src[j * phases + p] for `cols` j and all phases p; whole vectors are read and written.
+  void (*sort_columns)(const float* src, int64_t phases, int64_t cols, float* dst, int64_t dst_phase);
+  // Element j of tile t is src[columns[j] + t], and of dst dst[j * dst_plane + t]. Whole vectors of tiles are read and
+  // written.
+  void (*src)(const float* src, const int64_t* columns, int64_t tiles, float* dst, int64_t dst_plane);
+  // `cols` pixels of a row of dst, of one block of output channels, after the epilogue. Element j of tile t is a vector
+  // at src[j * src_plane + t * block]. `stream` as in ConvArgs.
+  void (*dst)(const float* src, int64_t src_plane, float* dst, int64_t cols, bool stream, const Epilogue& epilogue);
+};
+
 struct WinogradKernels {
   int64_t block;
   WinogradTransforms f2, f4;
+  WinogradRowTransforms rows[2];  // F(4, 3) and F(4, 4)
 };
 TORCH_BLOCKED_DECLARE_KERNELS(WinogradKernels, winograd_kernels);
 
