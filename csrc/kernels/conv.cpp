@@ -12,61 +12,85 @@
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
 
-// Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
+constexpr int line = 16;  // floats of the cache
+
+// What the sums of one block begin with: its dst is fetched meanwhile.
+template <int Rows, int Cols>
+inline void begin_sums(const ConvArgs& a, bool first, int b, bool fetch, Vec (&acc)[Rows * Cols]) {
+  const Vec start = first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
+  const float* const dst = a.dst + b * a.dst_block;
+  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
+    if (fetch) __builtin_prefetch(dst + r * a.dst_row + c * a.dst_step * block, 1, 3);
+    acc[r * Cols + c] = start;
+  }
+}
+
+// Adds the sums to dst, unless they are the first, and applies the epilogue to the last.
+template <int Rows, int Cols>
+inline void end_sums(const ConvArgs& a, bool first, bool last, int b, bool stream, Vec (&acc)[Rows * Cols]) {
+  float* const dst = a.dst + b * a.dst_block;
+  const int64_t dst_row = a.dst_row, dst_pixel = a.dst_step * block;
+  if (!first)
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
+        acc[r * Cols + c] + Vec::loadu(dst + r * dst_row + c * dst_pixel);
+  if (last) finish<Rows, Cols>(a.epilogue, b * block, a.dst_block, dst_row, dst_pixel, acc);
+  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
+    float* const pixel = dst + r * dst_row + c * dst_pixel;
+    if (stream)
+      store_streamed(acc[r * Cols + c], pixel);
+    else
+      acc[r * Cols + c].store(pixel);
+  }
+}
+
+// Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels: of a plain
+// src, which has one lane a tap, less than a block.
 template <int Pixel, int Rows, int Cols, int Blocks>
 __attribute__((noinline)) void convolve(const ConvArgs& a) {
   constexpr bool plain = Pixel < block;
-  Vec acc[Blocks][Rows * Cols];
-  float* const dst = a.dst;
-  const int64_t dst_block = a.dst_block, dst_row = a.dst_row, src_row = a.src_row, wei_block = a.wei_block;
-  const int64_t dst_pixel = a.dst_step * block;
-  const int64_t lanes = plain ? 1 : a.lanes, ahead = a.src_prefetch;  // a plain src has one lane a tap
+  const int64_t src_row = a.src_row, wei_block = a.wei_block, ahead = a.src_prefetch;
   const int64_t wei_ahead = a.next_wei ? a.next_wei - a.wei : wei_prefetch,
                 wei_ahead_block = a.next_wei ? 0 : wei_block;
   const bool stream = a.stream;
+  Vec acc[Blocks][Rows * Cols];
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     const bool first = a.first && begin == 0;
-    UNROLL for (int b = 0; b < Blocks; b++) {
-      const Vec start = first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
-      UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-        if (!plain || !stream) __builtin_prefetch(dst + b * dst_block + r * dst_row + c * dst_pixel, 1, 3);
-        acc[b][r * Cols + c] = start;
-      }
-    }
-    for (int64_t k = begin; k < std::min(begin + a.sum_blocks, a.nblocks); k++) {
-      const float* wei = a.wei + k * a.wei_ic_block;
-      for (int64_t t = 0; t < a.ntaps; t++) {
-        const float* const src = a.src + k * a.src_block + a.taps[t];
+    UNROLL for (int b = 0; b < Blocks; b++) begin_sums<Rows, Cols>(a, first, b, !plain || !stream, acc[b]);
+    // Here, not in a function, and `lanes` a constant but where there are fewer input channels than a block: else GCC
+    // keeps accumulators in memory from one tap to the next. Each `step` lanes the weights reach a new cache line.
+    const auto multiply = [&](auto lanes, auto step) __attribute__((always_inline)) {
+      for (int64_t k = begin; k < std::min(begin + a.sum_blocks, a.nblocks); k++) {
+        const float* wei = a.wei + k * a.wei_ic_block;
+        for (int64_t t = 0; t < a.ntaps; t++) {
+          const float* const src = a.src + k * a.src_block + a.taps[t];
+          if (!plain && ahead != 0)
+            UNROLL for (int i = 0; i < block; i += step) __builtin_prefetch(src + ahead + i * block, 0, 3);
 #pragma GCC unroll 4
-        for (int64_t i = 0; i < lanes; i++) {
-          if constexpr (!plain) __builtin_prefetch(src + ahead + i * block, 0, 3);
-          Vec w[Blocks];
-          UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
-          if constexpr (!plain)
-            UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 3);
-          wei += block;
-          UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-            const Vec x(src[r * src_row + c * Pixel + i]);
-            UNROLL for (int b = 0; b < Blocks; b++) acc[b][r * Cols + c] = multiply_add(w[b], x, acc[b][r * Cols + c]);
+          for (int64_t i = 0; i < lanes; i += step) {
+            if constexpr (!plain)
+              UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 3);
+            UNROLL for (int lane = 0; lane < step; lane++, wei += block) {
+              Vec w[Blocks];
+              UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
+              UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
+                const Vec x(src[r * src_row + c * Pixel + i + lane]);
+                UNROLL for (int b = 0; b < Blocks; b++) acc[b][r * Cols + c] =
+                    multiply_add(w[b], x, acc[b][r * Cols + c]);
+              }
+            }
           }
         }
       }
-    }
+    };
+    using One = std::integral_constant<int64_t, 1>;
+    if constexpr (plain)
+      multiply(One(), One());
+    else if (a.lanes == block)
+      multiply(std::integral_constant<int64_t, block>(), std::integral_constant<int64_t, line / block>());
+    else
+      multiply(a.lanes, One());
     const bool last = a.last && begin + a.sum_blocks >= a.nblocks;
-    UNROLL for (int b = 0; b < Blocks; b++) {
-      float* const pixels = dst + b * dst_block;
-      if (!first)
-        UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[b][r * Cols + c] =
-            acc[b][r * Cols + c] + Vec::loadu(pixels + r * dst_row + c * dst_pixel);
-      if (last) finish<Rows, Cols>(a.epilogue, b * block, dst_block, dst_row, dst_pixel, acc[b]);
-      UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-        float* const pixel = pixels + r * dst_row + c * dst_pixel;
-        if (plain && stream)
-          store_streamed(acc[b][r * Cols + c], pixel);
-        else
-          acc[b][r * Cols + c].store(pixel);
-      }
-    }
+    UNROLL for (int b = 0; b < Blocks; b++) end_sums<Rows, Cols>(a, first, last, b, plain && stream, acc[b]);
   }
 }
 
