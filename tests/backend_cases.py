@@ -23,11 +23,11 @@ def fresh():
 
 
 class Graphs(list):
-    """What Inductor was given to compile: the graphs of a test, in order, and whether each asserts sizes."""
+    """What Inductor was given to compile: the graphs of a test, in order, whether each asserts sizes, and which ran."""
 
     def __init__(self):
         super().__init__()
-        self.size_asserts = []
+        self.size_asserts, self.ran = [], []
 
     def nodes(self, target):
         return [node for gm in self for node in gm.graph.nodes if node.target is target]

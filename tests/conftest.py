@@ -155,7 +155,12 @@ def graphs(monkeypatch):
     def run(gm, *args, **kwargs):
         found.append(gm)
         found.size_asserts.append(inductor_config.size_asserts)
-        return make_boxed_func(gm.forward)
+
+        def forward(*inputs):
+            found.ran.append(gm)
+            return gm.forward(*inputs)
+
+        return make_boxed_func(forward)
 
     monkeypatch.setattr(compile_fx, "compile_fx_inner", run)
     # And of a graph that goes to Inductor whole.

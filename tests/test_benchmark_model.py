@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from test_benchmark import tiny
 
 import torch_blocked as tb
 from torch_blocked.__main__ import main
@@ -33,6 +34,17 @@ def test_model(bench, graphs, monkeypatch):
             assert (row["fallbacks"], row["graph_breaks"]) == ({}, 0)
             assert f"reorders {row['reorders']}, fallbacks none, graph breaks 0" in text
     assert re.search(r"geometric mean of /best +N=1 +N=3\nnchw +\d", text)
+
+
+def test_dynamic_and_compiled_run_code_of_their_own(graphs):
+    """Dynamo, which shares the code of models of one class, would give both the one or the other."""
+    made = model.made(model.Case("tiny", tiny, 2, (3, 9, 8)))
+    answers = [CONTESTANTS[name].prepared(*made) for name in ("blocked compiled", "blocked dynamic")]
+    with torch.inference_mode():
+        for answer in answers * 2:
+            answer()
+    sizes = [{str(n.meta["val"]) for n in gm.graph.nodes if "val" in n.meta} for gm in graphs.ran[-2:]]
+    assert [any(size.startswith("s") for size in of_graph) for of_graph in sizes] == [False, True]
 
 
 def test_package(monkeypatch):
