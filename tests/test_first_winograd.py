@@ -101,23 +101,36 @@ def test_the_same_bits_for_any_batch_and_number_of_threads(isa):
         torch.set_num_threads(threads)
 
 
-def test_one_weight_with_several_strides(isa):
-    """Its transforms are kept apart: one stride's phases are not another's."""
-    w = torch.randn(32, 3, 8, 8)
-    wei, x = w.to(weight_format(w.shape, library.isa_block())), torch.randn(1, 3, 30, 40)
+@pytest.mark.parametrize("kept", [False, True])
+def test_one_weight_with_several_strides(isa, kept):
+    """Where its transforms are kept, of weights blocked along two axes, one stride's phases are not another's."""
+    block, w = library.isa_block(), torch.randn(32, 3, 8, 8)
+    fmt = tb.format(f"OIhw{block}i{block}o") if kept else weight_format(w.shape, block)
+    wei, x = w.to(fmt), torch.randn(1, 3, 30, 40)
+    tb.empty_cache()
     with tb.winograd("f4"):
         for stride in (2, 3, 2):
             assert tb.algorithm(x, wei, stride=stride).name == "first_winograd"
             check(F.conv2d(x, wei, stride=stride), F.conv2d(x.double(), w.double(), stride=stride))
+    assert (library.packed_weights_bytes() > 0) == kept
 
 
-def test_a_write_to_the_weights_is_seen(isa):
+@pytest.mark.parametrize("plain", [False, True])
+def test_every_write_to_the_weights_is_seen(isa, plain):
+    """Also one that PyTorch does not count, through `.data` of a plain view."""
     x, w = torch.randn(1, 3, 32, 32), torch.randn(16, 3, 7, 7)
     wei = w.to(weight_format(w.shape, library.isa_block()))
     with tb.winograd("f4"), torch.no_grad():
-        for _ in range(2):
+        for _ in range(3):
             check(F.conv2d(x, wei, None, 2, 3), F.conv2d(x.double(), wei.to_dense().double(), None, 2, 3))
-            wei.mul_(2)
+            (wei.physical.data if plain else wei).mul_(2)
+
+
+def test_not_of_rows_larger_than_the_cache(isa):
+    """Of strides and kernels that large the transform of one row's src would take hundreds of megabytes."""
+    wei = torch.empty(16, 3, 1200, 1200).to(weight_format((16, 3, 1200, 1200), library.isa_block()))
+    with tb.winograd("always"):
+        assert tb.algorithm(torch.empty(1, 3, 1300, 1300), wei, stride=300).name == "first"
 
 
 def test_choice(isa):

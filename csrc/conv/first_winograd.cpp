@@ -17,7 +17,8 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t src_budget = 256 << 10, most_rows = 16;  // bytes of transformed src: in L2 beside the weights
+// Bytes of transformed src: in L2 beside the weights; and of one dst row, which is not cut into parts, the most.
+constexpr int64_t src_budget = 256 << 10, most_src = 4 << 20, most_rows = 16;
 
 // Taps of the widest phase.
 int64_t taps(const Conv& c) { return (c.kw + c.stride_w - 1) / c.stride_w; }
@@ -30,32 +31,40 @@ const WinogradRowTransforms* transforms_of(const Conv& c) {
   return nullptr;
 }
 
-bool can(const Conv& c) { return c.dilation_w == 1 && conv_first.can(c) && transforms_of(c) != nullptr; }
+int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+bool can(const Conv& c) {
+  if (c.dilation_w != 1 || !conv_first.can(c)) return false;
+  const WinogradRowTransforms* const transforms = transforms_of(c);
+  if (transforms == nullptr) return false;
+  const int64_t rows = (c.kh - 1) * c.dilation_h + 1, tiles = (c.ow + transforms->m - 1) / transforms->m;
+  const int64_t row = c.stride_w * transforms->size * rounded_up(tiles, c.block);
+  return c.ic * c.kd * rows * row * int64_t(sizeof(float)) <= most_src;
+}
 
 // The transformed weights: for each block of output channels and each point of the transform those of the taps, the
-// phases outermost.
+// phases outermost. They are few, and made anew for each call: most tensors of such weights are blocked along one axis,
+// and theirs are not kept (library/problem.h).
 MemoryDesc weights(const Conv& c) {
   MemoryDesc dims_of = c.wei_md;
   dims_of.dims[3] = transforms_of(c)->size * c.stride_w;
   return dense_desc(dims_of, {0, 3, 2, 1}, {{0, c.block}});
 }
 
-void pack(const Conv& c, const MemoryDesc& wanted, float* packed) {
+void pack(const Conv& given, const MemoryDesc& wanted, float* packed) {
+  const ReorderedWeights reordered(given, conv_first.weights(given));
+  const Conv& c = reordered.conv;
   const WinogradRowTransforms& transforms = *transforms_of(c);
-  std::fill_n(packed, elements(wanted), 0.f);
-  for (int64_t oc = 0; oc < c.oc; oc++)
-    for (int64_t ic = 0; ic < c.ic; ic++)
+  const int64_t* const strides = c.wei_md.strides;
+  for (int64_t oc_block = 0; oc_block < c.oc_blocks(); oc_block++)
+    for (int64_t kd = 0; kd < c.kd; kd++)
       for (int64_t kh = 0; kh < c.kh; kh++)
-        for (int64_t kd = 0; kd < c.kd; kd++)
-          for (int64_t column = 0; column < transforms.size * c.stride_w; column++) {
-            const int64_t point = column / c.stride_w, phase = column % c.stride_w;
-            double sum = 0;
-            for (int64_t tap = 0, kw = phase; kw < c.kw; tap++, kw += c.stride_w) {
-              const int64_t from[] = {oc, ic, kh, kw, kd};
-              sum += transforms.wei[point * transforms.taps + tap] * double(c.wei[c.wei_md.off_v(from)]);
-            }
-            const int64_t to[] = {oc, ic, kh, column, kd};
-            packed[wanted.off_v(to)] = float(sum);
+        for (int64_t ic = 0; ic < c.ic; ic++)
+          for (int64_t phase = 0; phase < c.stride_w; phase++) {
+            const int64_t from[] = {oc_block * c.block, ic, kh, phase, kd};
+            transforms.wei(c.wei + c.wei_md.off_v(from), c.stride_w * strides[3],
+                           (c.kw - phase + c.stride_w - 1) / c.stride_w, packed + wanted.off_v(from),
+                           c.stride_w * wanted.strides[3]);
           }
 }
 
@@ -96,8 +105,6 @@ struct Plan {
  private:
   void set_bands();
 };
-
-int64_t rounded_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 Plan::Plan(const Conv& c)
     : conv(c),

@@ -312,9 +312,20 @@ template <int M>
 constexpr WinogradTransforms transforms = {
     M, transform_src<M>, transform_dst<M>, transform_wei<M>, transform_diff_dst<M>, transform_diff_wei<M>};
 
+// In double, as transform_wei.
+template <int M, int R>
+void transform_wei_row(const float* wei, int64_t wei_tap, int64_t count, float* dst, int64_t dst_plane) {
+  for (int j = 0; j < M + R - 1; j++) {
+    double sum[block] = {};
+    for (int64_t tap = 0; tap < count; tap++)
+      for (int o = 0; o < block; o++) sum[o] += Matrices<M, R>::wei[j][tap] * double(wei[tap * wei_tap + o]);
+    for (int o = 0; o < block; o++) dst[j * dst_plane + o] = float(sum[o]);
+  }
+}
+
 template <int M, int R>
 constexpr WinogradRowTransforms row_transforms = {
-    M, R, M + R - 1, Matrices<M, R>::wei[0], sort_columns, transform_src_row<M, R>, transform_dst_row<M, R>};
+    M, R, M + R - 1, sort_columns, transform_src_row<M, R>, transform_dst_row<M, R>, transform_wei_row<M, R>};
 
 }  // namespace
 

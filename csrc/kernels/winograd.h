@@ -29,7 +29,6 @@ struct WinogradTransforms {
 // The same in one dimension, F(m, taps): m pixels of a row by size = m + taps - 1 multiplications instead of m * taps.
 struct WinogradRowTransforms {
   int64_t m, taps, size;
-  const double* wei;  // G, size x taps: the transform of the taps
   // dst[p * dst_phase + j] = src[j * phases + p] for `cols` j and all phases p; whole vectors are read and written.
   void (*sort_columns)(const float* src, int64_t phases, int64_t cols, float* dst, int64_t dst_phase);
   // Element j of tile t is src[columns[j] + t], and of dst dst[j * dst_plane + t]. Whole vectors of tiles are read and
@@ -38,6 +37,8 @@ struct WinogradRowTransforms {
   // `cols` pixels of a row of dst, of one block of output channels, after the epilogue. Element j of tile t is a vector
   // at src[j * src_plane + t * block]. `stream` as in ConvArgs.
   void (*dst)(const float* src, int64_t src_plane, float* dst, int64_t cols, bool stream, const Epilogue& epilogue);
+  // `count` taps, at most `taps`, of a vector of output channels, wei_tap floats apart.
+  void (*wei)(const float* wei, int64_t wei_tap, int64_t count, float* dst, int64_t dst_plane);
 };
 
 struct WinogradKernels {

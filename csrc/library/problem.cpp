@@ -106,7 +106,7 @@ std::vector<int64_t> dst_shape(const Conv& c, int64_t ndims) {
 }
 
 std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking, bool transposed) {
-  if (weight_blocking.empty() || weight.is_inference()) return std::nullopt;
+  if (weight_blocking.size() < 4 || weight.is_inference()) return std::nullopt;
   const c10::weak_intrusive_ptr<c10::TensorImpl> weak(weight.getIntrusivePtr());
   return WeightKey{weight.unsafeGetTensorImpl(),
                    weight._version(),
