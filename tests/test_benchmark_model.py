@@ -38,6 +38,7 @@ def test_model(bench, graphs, monkeypatch):
 
 def test_dynamic_and_compiled_run_code_of_their_own(graphs):
     """Dynamo, which shares the code of models of one class, would give both the one or the other."""
+    torch._dynamo.reset()
     made = model.made(model.Case("tiny", tiny, 2, (3, 9, 8)))
     answers = [CONTESTANTS[name].prepared(*made) for name in ("blocked compiled", "blocked dynamic")]
     with torch.inference_mode():
