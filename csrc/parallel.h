@@ -1,5 +1,6 @@
 // The thread shim: OpenMP as PyTorch uses it.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <mutex>
@@ -36,6 +37,12 @@ class FlushDenormals {
 inline void split(int64_t n, int64_t parts, int64_t i, int64_t& begin, int64_t& end) {
   begin = n * i / parts;
   end = n * (i + 1) / parts;
+}
+
+// `parts`, or up to `most` of them where so many that each thread has the same number; there are `times` times as many.
+inline int64_t even_parts(int64_t parts, int64_t times, int64_t most, int64_t nthreads) {
+  if (times * parts % nthreads == 0) return parts;
+  return std::min(most, (parts + nthreads - 1) / nthreads * nthreads);
 }
 
 // Calls body(thread, nthreads) once in each of at most `nthreads` threads. An exception in any of them is thrown here.

@@ -159,9 +159,7 @@ void run_bands(const std::vector<Conv>& convs, const std::vector<const Algorithm
   const Conv& last = convs.back();
   int64_t rows = 1;
   while (rows < last.oh && set_rows(links, rows + 1) * int64_t(sizeof(float)) <= band_budget) rows++;
-  int64_t bands = (last.oh + rows - 1) / rows;
-  if (last.n * bands % last.nthreads != 0)
-    bands = std::min(last.oh, (bands + last.nthreads - 1) / last.nthreads * last.nthreads);
+  const int64_t bands = even_parts((last.oh + rows - 1) / rows, last.n, last.oh, last.nthreads);
   const int64_t size = set_rows(links, (last.oh + bands - 1) / bands);
   const PooledBuffer memory(last.nthreads * size);
   parallel(last.nthreads, [&](int64_t thread, int64_t team) {

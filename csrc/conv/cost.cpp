@@ -51,6 +51,19 @@ struct TileCounts {
         vectors(tiles * planes * (padded(c.ic, c.block) * double(c.kd) + padded(c.oc, c.block)) / double(c.block)) {}
 };
 
+// Elements of a transformed tile of a row, in all phases, and tiles of dst.
+struct RowTileCounts {
+  static constexpr int64_t m = 4;
+  double elements, tiles, vectors;
+  RowTileCounts(const Conv& c)
+      : elements(double(m + (c.kw + c.stride_w - 1) / c.stride_w - 1)),
+        tiles(double(c.n * c.od * c.oh * ((c.ow + m - 1) / m))),
+        vectors(elements *
+                (tiles * padded(c.oc, c.block) +
+                 double(c.n * c.id * c.ih * c.ic * c.stride_w) * padded((c.ow + m - 1) / m, c.block)) /
+                double(c.block)) {}
+};
+
 }  // namespace
 
 double direct_seconds(const Conv& c) { return product_seconds(c, pixels(c), taps(c)); }
@@ -71,23 +84,6 @@ template double winograd_seconds<2>(const Conv&);
 template double winograd_seconds<4>(const Conv&);
 template double winograd_pack_seconds<2>(const Conv&);
 template double winograd_pack_seconds<4>(const Conv&);
-
-namespace {
-
-// Elements of a transformed tile of a row, in all phases, and tiles of dst.
-struct RowTileCounts {
-  static constexpr int64_t m = 4;
-  double elements, tiles, vectors;
-  RowTileCounts(const Conv& c)
-      : elements(double(m + (c.kw + c.stride_w - 1) / c.stride_w - 1)),
-        tiles(double(c.n * c.od * c.oh * ((c.ow + m - 1) / m))),
-        vectors(elements *
-                (tiles * padded(c.oc, c.block) +
-                 double(c.n * c.id * c.ih * c.ic * c.stride_w) * padded((c.ow + m - 1) / m, c.block)) /
-                double(c.block)) {}
-};
-
-}  // namespace
 
 double row_winograd_seconds(const Conv& c) {
   const RowTileCounts w(c);

@@ -72,8 +72,7 @@ void Plan::choose_tiles() {
   const int64_t src_size = conv.n * conv.ic * conv.id * conv.ih * conv.iw, planes = conv.n * conv.od;
   const int64_t pairs = conv.groups * oc_pairs();
   split_oc = pairs >= conv.nthreads && (wei_size > src_size || (conv.groups > 1 && pairs % conv.nthreads == 0));
-  if (!split_oc && planes * ntiles % conv.nthreads != 0)  // the same number of tiles for each thread
-    ntiles = std::min(units, (ntiles + conv.nthreads - 1) / conv.nthreads * conv.nthreads);
+  if (!split_oc) ntiles = even_parts(ntiles, planes, units, conv.nthreads);
 }
 
 // One tile: dst rows [row, row + rows), columns [col, col + cols) of image n at depth od, some channel blocks of src.

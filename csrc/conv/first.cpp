@@ -37,9 +37,7 @@ struct Plan {
         post_ops(c) {
     int64_t tile = 1;
     while (tile < most_rows && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
-    ntiles = (c.oh + tile - 1) / tile;
-    if (c.n * c.od * ntiles % c.nthreads != 0)
-      ntiles = std::min(c.oh, (ntiles + c.nthreads - 1) / c.nthreads * c.nthreads);
+    ntiles = even_parts((c.oh + tile - 1) / tile, c.n * c.od, c.oh, c.nthreads);
     plane = window.size((c.oh + ntiles - 1) / ntiles);
     for (int64_t kd = 0; kd < c.kd; kd++)
       for (const int64_t tap : window.taps())

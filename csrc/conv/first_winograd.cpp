@@ -43,8 +43,8 @@ bool can(const Conv& c) {
 }
 
 // The transformed weights: for each block of output channels and each point of the transform those of the taps, the
-// phases outermost. They are few, and made anew for each call: most tensors of such weights are blocked along one axis,
-// and theirs are not kept (library/problem.h).
+// phases outermost. They are few, and made anew for each call of weights that are blocked along one axis, as most such
+// weights are: theirs are not kept (library/problem.h).
 MemoryDesc weights(const Conv& c) {
   MemoryDesc dims_of = c.wei_md;
   dims_of.dims[3] = transforms_of(c)->size * c.stride_w;
@@ -135,8 +135,7 @@ void Plan::set_bands() {
   const auto bytes = [&](int64_t rows) { return planes() * window.rows(rows) * row * int64_t(sizeof(float)); };
   int64_t rows = 1;
   while (rows < most_rows && bytes(rows + 1) <= src_budget) rows++;
-  bands = (conv.oh + rows - 1) / rows;
-  if (conv.n * conv.od * bands % conv.nthreads != 0) bands = std::min(conv.oh, rounded_up(bands, conv.nthreads));
+  bands = even_parts((conv.oh + rows - 1) / rows, conv.n * conv.od, conv.oh, conv.nthreads);
   plane = window.rows((conv.oh + bands - 1) / bands) * row;
 }
 

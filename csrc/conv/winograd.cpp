@@ -120,7 +120,7 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t) : Tiles(c, t), gemm(*c.ke
   const int64_t call_tiles = std::max<int64_t>(1, most_tiles / gemm.cols) * gemm.cols;
   nruns = count <= most_tiles ? 1 : (count + call_tiles - 1) / call_tiles;
   split_oc = c.oc > count && oc_blocks >= 2 * c.nthreads;
-  if (!split_oc) nruns = std::min(count, (nruns + c.nthreads - 1) / c.nthreads * c.nthreads);
+  if (!split_oc) nruns = even_parts(nruns, 1, count, c.nthreads);
   run_tiles = (count + nruns - 1) / nruns;
 }
 

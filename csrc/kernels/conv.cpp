@@ -51,11 +51,11 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
   const int64_t src_row = a.src_row, wei_block = a.wei_block, ahead = a.src_prefetch;
   const int64_t wei_ahead = a.next_wei ? a.next_wei - a.wei : wei_prefetch,
                 wei_ahead_block = a.next_wei ? 0 : wei_block;
-  const bool stream = a.stream;
+  const bool stream = plain && a.stream;
   Vec acc[Blocks][Rows * Cols];
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     const bool first = a.first && begin == 0;
-    UNROLL for (int b = 0; b < Blocks; b++) begin_sums<Rows, Cols>(a, first, b, !plain || !stream, acc[b]);
+    UNROLL for (int b = 0; b < Blocks; b++) begin_sums<Rows, Cols>(a, first, b, !stream, acc[b]);
     // Here, not in a function, and `lanes` a constant but where there are fewer input channels than a block: else GCC
     // keeps accumulators in memory from one tap to the next. Each `step` lanes the weights reach a new cache line.
     const auto multiply = [&](auto lanes, auto step) __attribute__((always_inline)) {
@@ -90,7 +90,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
     else
       multiply(a.lanes, One());
     const bool last = a.last && begin + a.sum_blocks >= a.nblocks;
-    UNROLL for (int b = 0; b < Blocks; b++) end_sums<Rows, Cols>(a, first, last, b, plain && stream, acc[b]);
+    UNROLL for (int b = 0; b < Blocks; b++) end_sums<Rows, Cols>(a, first, last, b, stream, acc[b]);
   }
 }
 
