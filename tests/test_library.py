@@ -20,11 +20,16 @@ from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format, weight_format
 
 # Of SHAPES' kind; src and dst are larger than the caches.
-STREAMED = [
-    (1, 20, 20, 530, 530, 3, 3, 1, 1, 1, 20),
-    (1, 32, 32, 365, 367, 3, 3, 1, 1, 1, 2),
-    (1, 3, 40, 450, 453, 3, 3, 1, 1, 1, 1),
-]
+STREAMED = {
+    "depthwise": (1, 20, 20, 265, 265, 3, 3, 1, 1, 1, 20),
+    "first": (1, 3, 40, 250, 253, 3, 3, 1, 1, 1, 1),
+    "direct": (2, 20, 40, 150, 151, 3, 3, 1, 1, 1, 1),
+    "direct 1x1": (3, 33, 40, 115, 115, 1, 1, 1, 0, 1, 1),
+    "direct, of several sums": (1, 68, 40, 160, 161, 3, 3, 1, 1, 1, 1),
+    "winograd_f4": (2, 20, 40, 150, 151, 3, 3, 1, 1, 1, 1),
+    "winograd_f2": (2, 20, 40, 150, 151, 3, 3, 1, 1, 1, 1),
+    "winograd_f4 of groups": (1, 32, 32, 205, 206, 3, 3, 1, 1, 1, 2),
+}
 
 
 def problem(shape):
@@ -51,18 +56,20 @@ def test_convolution(isa, guarded, shape):
             check_close(run(x, w, b, args, src_format, wei_format, dst_block), expected)
 
 
-@pytest.mark.parametrize("shape", STREAMED, ids=str)
-def test_answers_larger_than_the_caches(isa, guarded, shape):
-    x, w, b, args = problem(shape)
+@pytest.mark.parametrize("name", STREAMED)
+def test_answers_larger_than_the_caches(isa, guarded, name):
+    x, w, b, args = problem(STREAMED[name])
     block = library.isa_block()
     src_format = None if x.size(1) < 4 else activation_format(4, block)
-    y = run(x, w, b, args, src_format, weight_format(w.shape, block), block, activation="relu")
-    assert 4 * (x.numel() + y.physical.numel()) > 32 << 20
+    mode = {"winograd_f4": "f4", "winograd_f2": "f2"}.get(name.split()[0], "never")
+    with tb.winograd(mode):
+        y = run(x, w, b, args, src_format, weight_format(w.shape, block), block, activation="relu")
+    assert 4 * (x.numel() + y.physical.numel()) > 10 << 20
     check_close(y, F.conv2d(x, w, b, *args).relu())
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[-1] > 1], ids=str)
-def test_grouped_convolution_is_the_same_in_any_batch_and_threads(isa, shape):
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[-1] > 1 or shape[4] == 7], ids=str)
+def test_convolution_is_the_same_in_any_batch_and_threads(isa, shape):
     x, w, b, args = problem((5, *shape[1:]))
     block = library.isa_block()
     formats = activation_format(4, block), weight_format(w.shape, block), block

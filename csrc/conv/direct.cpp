@@ -33,13 +33,13 @@ struct Plan {
   std::vector<int64_t> taps;
   PaddedPostOps post_ops;
   bool in_place, flat;           // src is read where it lies; height and width as one long row
+  bool stream;                   // dst, past the caches: where each element is one sum, written once
   int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
   int64_t ic_chunk;              // channel blocks in a window
   int64_t units, ntiles;         // dst rows (flat: runs of kernels.cols pixels) of an image, split into tiles
   bool split_oc;                 // threads share the output channels, not the tiles
 
   explicit Plan(const Conv& c);
-  int64_t oc_pairs() const { return (oc_blocks + 1) / 2; }
   void choose_tiles();
 };
 
@@ -52,6 +52,7 @@ Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, c.block), 
   ic_blocks = (c.group_ic() + c.block - 1) / c.block * c.kd;
   oc_blocks = (c.group_oc() + c.block - 1) / c.block;
   choose_tiles();
+  stream = streams_dst(c) && ic_chunk == ic_blocks && ic_blocks <= sum_blocks(c, c.kh * c.kw);
 }
 
 void Plan::choose_tiles() {
@@ -70,8 +71,8 @@ void Plan::choose_tiles() {
   ntiles = (units + tile - 1) / tile;
   const int64_t wei_size = conv.oc * conv.group_ic() * conv.kd * conv.kh * conv.kw;
   const int64_t src_size = conv.n * conv.ic * conv.id * conv.ih * conv.iw, planes = conv.n * conv.od;
-  const int64_t pairs = conv.groups * oc_pairs();
-  split_oc = pairs >= conv.nthreads && (wei_size > src_size || (conv.groups > 1 && pairs % conv.nthreads == 0));
+  const int64_t blocks = conv.groups * oc_blocks;
+  split_oc = blocks >= conv.nthreads && (wei_size > src_size || (conv.groups > 1 && blocks % conv.nthreads == 0));
   if (!split_oc) ntiles = even_parts(ntiles, planes, units, conv.nthreads);
 }
 
@@ -98,11 +99,10 @@ TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows) {
   return {begin, std::max(begin, rows_above(c.ih, first))};
 }
 
-// A pair of output channel blocks (one where the group has an odd number) over the whole tile.
-void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, bool prefetch) {
+// One or two output channel blocks over the whole tile.
+void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t blocks, bool prefetch) {
   const Conv& c = plan.conv;
-  const int64_t first_block = group * plan.oc_blocks + pair * 2;
-  const int64_t blocks = std::min<int64_t>(2, plan.oc_blocks - pair * 2), dst_row = plan.flat ? 0 : c.dst_row();
+  const int64_t dst_row = plan.flat ? 0 : c.dst_row();
   ConvArgs a;
   a.src_block = tile.src_block;
   a.nblocks = tile.ic_end - tile.ic_begin;
@@ -118,6 +118,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t group, int64_t pair, b
   a.first = tile.ic_begin == 0;
   a.last = tile.ic_end == plan.ic_blocks;
   a.src_row = tile.src_row;
+  a.stream = plan.stream;
   // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
   const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
@@ -164,7 +165,8 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
                      plan.kernels.copy_pixels);
 }
 
-void compute_tile(const Plan& plan, int64_t index, int64_t pair_begin, int64_t pair_end) {
+// Output channel blocks [oc_begin, oc_end) of a tile.
+void compute_tile(const Plan& plan, int64_t index, int64_t oc_begin, int64_t oc_end) {
   Tile tile;
   int64_t begin, end;
   split(plan.units, plan.ntiles, index % plan.ntiles, begin, end);
@@ -175,29 +177,30 @@ void compute_tile(const Plan& plan, int64_t index, int64_t pair_begin, int64_t p
   tile.col = plan.flat ? begin * plan.kernels.cols : 0;
   tile.cols = plan.flat ? std::min(end * plan.kernels.cols, plan.conv.oh * plan.conv.ow) - tile.col : plan.conv.ow;
   float* const scratch = plan.in_place ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
-  const int64_t npairs = plan.oc_pairs();
-  for (int64_t group = pair_begin / npairs; group * npairs < pair_end; group++) {
-    const int64_t from = std::max(pair_begin - group * npairs, int64_t(0));
-    const int64_t to = std::min(pair_end - group * npairs, npairs);
+  for (int64_t group = oc_begin / plan.oc_blocks; group * plan.oc_blocks < oc_end; group++) {
+    const int64_t from = std::max(oc_begin, group * plan.oc_blocks);
+    const int64_t to = std::min(oc_end, (group + 1) * plan.oc_blocks);
     for (tile.ic_begin = 0; tile.ic_begin < plan.ic_blocks; tile.ic_begin = tile.ic_end) {
       tile.ic_end = std::min(plan.ic_blocks, tile.ic_begin + plan.ic_chunk);
       read_src(plan, tile, group, scratch);
-      for (int64_t pair = from; pair < to; pair++) multiply(plan, tile, group, pair, plan.flat && pair == from);
+      for (int64_t block = from; block < to; block += 2)
+        multiply(plan, tile, block, std::min<int64_t>(2, to - block), plan.flat && block == from);
     }
   }
 }
 
 void run(const Conv& c) {
   const Plan plan(c);
-  const int64_t ntiles = c.n * c.od * plan.ntiles, npairs = c.groups * plan.oc_pairs();
+  const int64_t ntiles = c.n * c.od * plan.ntiles, oc_blocks = c.groups * plan.oc_blocks;
   parallel(c.nthreads, [&](int64_t thread, int64_t team) {
-    int64_t tile_begin = 0, tile_end = ntiles, pair_begin = 0, pair_end = npairs;
+    int64_t tile_begin = 0, tile_end = ntiles, oc_begin = 0, oc_end = oc_blocks;
     if (plan.split_oc)
-      split(npairs, team, thread, pair_begin, pair_end);
+      split(oc_blocks, team, thread, oc_begin, oc_end);
     else
       split(ntiles, team, thread, tile_begin, tile_end);
-    if (pair_begin == pair_end) return;
-    for (int64_t tile = tile_begin; tile < tile_end; tile++) compute_tile(plan, tile, pair_begin, pair_end);
+    if (oc_begin == oc_end) return;
+    for (int64_t tile = tile_begin; tile < tile_end; tile++) compute_tile(plan, tile, oc_begin, oc_end);
+    if (plan.stream) finish_streams();
   });
 }
 

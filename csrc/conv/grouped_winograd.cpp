@@ -59,6 +59,7 @@ struct Plan : Tiles {
   int64_t group_ic, group_oc;   // blocks of channels of a group; those of ic times the filter's depth
   int64_t nruns, run_rows;      // runs, and the most rows of tiles in one
   int64_t wei_plane, wei_size;  // floats of a block of output channels' weights: for an element of a tile, for all
+  bool stream;                  // dst, past the caches
   bool in_place;  // the products of a tile take the place of its transformed src, which one call of a kernel reads
   Conv padded;
   Window window;  // copies src: most tiles of a small image reach into the padding
@@ -70,7 +71,12 @@ struct Plan : Tiles {
 };
 
 Plan::Plan(const Conv& c, const WinogradTransforms& t)
-    : Tiles(c, t), gemm(*c.kernels()), post_ops(c), padded(with_whole_tiles(c, *this)), window(padded, c.block) {
+    : Tiles(c, t),
+      gemm(*c.kernels()),
+      post_ops(c),
+      stream(streams_dst(c)),
+      padded(with_whole_tiles(c, *this)),
+      window(padded, c.block) {
   constexpr int64_t most_tiles = 28;  // two calls of the widest kernel; their transforms stay in L2
   group_ic = ic_blocks / c.groups;
   group_oc = c.oc_blocks() / c.groups;
@@ -142,7 +148,8 @@ void transform_dst(const Plan& plan, int64_t oc_block, int64_t begin, int64_t en
     Epilogue epilogue = plan.post_ops.at(oc_block, 1, offset);
     const int64_t residual_step = epilogue.residual ? m * c.block : 0;
     for (float* dst = c.dst + offset; at.col < c.ow; at.col += m, dst += m * c.block, products += c.block) {
-      plan.transforms.dst(products, plan.dst_plane(), dst, c.dst_row(), rows, plan.cols_inside(at), epilogue);
+      plan.transforms.dst(products, plan.dst_plane(), dst, c.dst_row(), rows, plan.cols_inside(at), plan.stream,
+                          epilogue);
       epilogue.residual += residual_step;
     }
   }
@@ -167,7 +174,7 @@ void compute_run(const Plan& plan, int64_t group, int64_t begin, int64_t end) {
   float* const products = plan.in_place ? src : src + src_size;
   for (int64_t b = 0; b < plan.group_ic; b++)
     transform_src(plan, group * plan.group_ic + b, begin, end, window, src + b * tiles * block);
-  for (int64_t b = 0; b < plan.group_oc; b++) prefetch_dst(plan, group * plan.group_oc + b, begin, end);
+  for (int64_t b = 0; b < plan.group_oc && !plan.stream; b++) prefetch_dst(plan, group * plan.group_oc + b, begin, end);
   multiply(plan, group, tiles, src, products);
   for (int64_t b = 0; b < plan.group_oc; b++)
     transform_dst(plan, group * plan.group_oc + b, begin, end, products + b * tiles * block);
@@ -182,6 +189,7 @@ void run(const Conv& c) {
       split(c.n * c.od * plan.rows, plan.nruns, index % plan.nruns, begin, end);
       compute_run(plan, index / plan.nruns, begin, end);
     }
+    if (plan.stream) finish_streams();
   });
 }
 

@@ -92,7 +92,7 @@ struct Plan : Tiles {
   int64_t oc_blocks;
   int64_t group;             // output blocks between two transforms back: an even number, or all
   int64_t nruns, run_tiles;  // runs, and the most tiles in one
-  bool split_oc;
+  bool split_oc, stream;
 
   Plan(const Conv& c, const WinogradTransforms& t);
   // Of all input channels and one output block.
@@ -110,7 +110,8 @@ struct Plan : Tiles {
 constexpr int64_t src_budget = 640 << 10, long_src_budget = 8 << 20, most_reread_weights = 16 << 20;
 constexpr int64_t most_short_group = 8;  // of an even number of blocks
 
-Plan::Plan(const Conv& c, const WinogradTransforms& t) : Tiles(c, t), gemm(*c.kernels()), post_ops(c) {
+Plan::Plan(const Conv& c, const WinogradTransforms& t)
+    : Tiles(c, t), gemm(*c.kernels()), post_ops(c), stream(streams_dst(c)) {
   oc_blocks = c.oc_blocks();
   const int64_t wei_bytes = planes * oc_blocks * wei_block() * sizeof(float);
   const bool long_runs = wei_bytes > most_reread_weights;
@@ -162,7 +163,7 @@ void transform_dst(const Plan& plan, const Tiles::Place& at, int64_t oc_block, c
   const Conv& c = plan.conv;
   const int64_t offset = plan.dst_offset(at, oc_block);
   plan.transforms.dst(products, plan.dst_plane(), c.dst + offset, c.dst_row(), plan.rows_inside(at),
-                      plan.cols_inside(at), plan.post_ops.at(oc_block, 1, offset));
+                      plan.cols_inside(at), plan.stream, plan.post_ops.at(oc_block, 1, offset));
 }
 
 // Output blocks [oc_begin, oc_end) of tiles [begin, end).
@@ -201,6 +202,7 @@ void run(const Conv& c, const WinogradTransforms& transforms) {
       split(plan.count, plan.nruns, r, begin, end);
       compute_run(plan, begin, end, pair_begin * 2, std::min(pair_end * 2, plan.oc_blocks));
     }
+    if (plan.stream) finish_streams();
   });
 }
 

@@ -142,9 +142,16 @@ void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_pl
   }
 }
 
+inline void store(const Vec& vec, float* dst, bool stream) {
+  if (stream)
+    store_streamed(vec, dst);
+  else
+    vec.store(dst);
+}
+
 template <int M>
 void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols,
-                   const Epilogue& e) {
+                   bool stream, const Epilogue& e) {
   constexpr int size = M + 2;
   const Vec bias = e.bias ? Vec::loadu(e.bias) : Vec(0.f);
   Vec columns[M][size], tile[M * M];
@@ -158,8 +165,8 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
   UNROLL for (int p = 0; p < M * M; p++) tile[p] = tile[p] + bias;
   if (rows == M && cols == M) {
     finish<M, M>(e, 0, 0, dst_row, block, tile);
-    UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++) tile[y * M + x].store(dst + y * dst_row +
-                                                                                                x * block);
+    UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++)
+        store(tile[y * M + x], dst + y * dst_row + x * block, stream);
     return;
   }
   alignas(64) float pixels[M * M * block];  // not `tile`: what is looked up by a variable is in no register anywhere
@@ -171,7 +178,7 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
       Vec pixel[1] = {Vec::loadu(pixels + (y * M + x) * block)};
       if (e.residual) pixel_epilogue.residual = e.residual + offset;
       finish<1, 1>(pixel_epilogue, 0, 0, 0, 0, pixel);
-      pixel[0].store(dst + offset);
+      store(pixel[0], dst + offset, stream);
     }
 }
 
@@ -263,13 +270,6 @@ void transform_src_row(const float* src, const int64_t* columns, int64_t tiles, 
     Matrices<M, R>::src(d, out);
     UNROLL for (int j = 0; j < size; j++) out[j].store(dst + j * dst_plane + t);
   }
-}
-
-inline void store(const Vec& vec, float* dst, bool stream) {
-  if (stream)
-    store_streamed(vec, dst);
-  else
-    vec.store(dst);
 }
 
 // The first `cols` of M pixels, after the epilogue.

@@ -15,8 +15,9 @@ struct WinogradTransforms {
   int64_t m;
   // Pixels of a block, the tile's rows src_row floats apart.
   void (*src)(const float* src, int64_t src_row, float* dst, int64_t dst_plane);
-  // The first `rows` x `cols` pixels of the tile, after the epilogue (of one block of output channels).
-  void (*dst)(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols,
+  // The first `rows` x `cols` pixels of the tile, after the epilogue (of one block of output channels). `stream` as in
+  // ConvArgs.
+  void (*dst)(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols, bool stream,
               const Epilogue& epilogue);
   // Nine taps of a vector of output channels, wei_tap floats apart.
   void (*wei)(const float* wei, int64_t wei_tap, float* dst, int64_t dst_plane);
