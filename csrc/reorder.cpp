@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -12,6 +11,7 @@
 #include "kernels/reorder.h"
 #include "parallel.h"
 #include "reorder_plan.h"
+#include "streaming.h"
 
 namespace torch_blocked {
 namespace {
@@ -290,7 +290,7 @@ void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md
   parallel_for(tiles, nthreads, [&](int64_t begin, int64_t end) {
     TileLoop loop(plan, static_cast<const char*>(src), static_cast<char*>(dst), begin);
     for (int64_t i = begin; i < end; i++, loop.next()) planned.implementation->run(loop.tile(), plan, kernels);
-    if (plan.stream) std::atomic_thread_fence(std::memory_order_seq_cst);  // streamed stores keep no order of their own
+    if (plan.stream) finish_streams();
   });
 }
 

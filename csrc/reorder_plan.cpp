@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "streaming.h"
+
 namespace torch_blocked::reorder_plan {
 namespace {
 
@@ -86,10 +88,6 @@ bool join_dense_pair(std::vector<Axis>& axes) {
     }
   return false;
 }
-
-// Half of what one core has of the last level on today's servers, about; what the system says is often the sum of many.
-// From there on dst is written in half the time past the caches, and a reader of it loses no more than that.
-constexpr int64_t cache_bytes = 16 << 20;
 
 int64_t nbytes(const MemoryDesc& md, int64_t element_size) {
   int64_t bytes = element_size;
@@ -209,7 +207,7 @@ void set_run_step(Axis& axis, int64_t run, int64_t across, int64_t element_size)
 
 Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
   Plan plan{element_size};
-  plan.stream = nbytes(src_md, element_size) + nbytes(dst_md, element_size) > cache_bytes;
+  plan.stream = outgrows_caches(nbytes(src_md, element_size) + nbytes(dst_md, element_size));
   for (int d = 0; d < src_md.ndims; d++)
     if (dst_md.padded(d) > 1) add_axes(plan.axes, src_md, dst_md, d, element_size);
   while (join_dense_pair(plan.axes)) {

@@ -37,10 +37,8 @@ const ConvKernels* Conv::kernels() const {
 }
 
 bool streams_dst(const Conv& c) {
-  constexpr int64_t cache_bytes = 10 << 20;  // what a layer finds free of a shared last level, about
   const int64_t src_size = c.n * c.ic * c.id * c.ih * c.iw, dst_size = c.n * c.oc_blocks() * c.dst_block();
-  return !c.phase && (src_size + dst_size) * int64_t(sizeof(float)) > cache_bytes &&
-         reinterpret_cast<uintptr_t>(c.dst) % 64 == 0;
+  return !c.phase && outgrows_caches((src_size + dst_size) * int64_t(sizeof(float))) && is_streamable(c.dst);
 }
 
 // What needs no packing: the first of the list that can.

@@ -3,7 +3,6 @@
 // Each algorithm is one file and one entry of the list in conv.cpp; `reference` ends the list and takes everything.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 #include "../kernels/conv.h"
 #include "../kernels/depthwise.h"
 #include "../memory_desc.h"
+#include "../streaming.h"
 #include "packed_weights.h"
 #include "post_ops.h"
 
@@ -125,12 +125,8 @@ int64_t images_at_a_time(const Conv& conv, int64_t image);
 Lane lanes_of(const Conv& c);
 void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps);
 
-// Whether dst is to be written past the caches, which do not hold both it and src: what is read next is not there
-// anyway, and a streamed line is not read before it is written. To be followed by finish_streams in each thread.
+// Whether dst is to be written past the caches.
 bool streams_dst(const Conv& conv);
-inline void finish_streams() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}  // they keep no order of their own
 
 // How many input channel blocks are summed in one go where each has `taps` products a lane: the error of a sum of n
 // products grows as sqrt(n), so long ones are cut into parts of about sum_products.

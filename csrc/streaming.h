@@ -1,0 +1,20 @@
+// Writing past the caches: a line of dst is not read before it is written, and takes no other's place.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+namespace torch_blocked {
+
+// Where src and dst have so many bytes together, they outgrow what is left to one operator of a shared last level,
+// about; what the system says is often the sum of many. A reader of dst loses less by it than is gained here.
+constexpr int64_t streamed_bytes = 10 << 20;
+
+inline bool outgrows_caches(int64_t bytes) { return bytes > streamed_bytes; }
+
+// Whether vectors of any tier can be streamed to it.
+inline bool is_streamable(const void* dst) { return reinterpret_cast<uintptr_t>(dst) % 64 == 0; }
+
+// In each thread that has streamed: such stores keep no order of their own.
+inline void finish_streams() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+}  // namespace torch_blocked
