@@ -13,6 +13,9 @@
 namespace torch_blocked {
 namespace {
 
+// Src is fetched as far ahead of its use as so many dst rows take: what one row takes is less than memory does.
+constexpr int64_t fetched_ahead = 3;
+
 // Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
 // pixel.
 int64_t column_stride(const Conv& c) {
@@ -153,7 +156,7 @@ DepthwiseArgs arguments(const Plan& plan) {
   a.src_row = c.stride_h * c.src_md.strides[2];
   a.iw = c.iw;
   a.zeros = zeros;
-  a.ahead = ((c.kh - 1) * c.dilation_h + 1) * c.src_md.strides[2];
+  a.ahead = ((c.kh - 1) * c.dilation_h + fetched_ahead * c.stride_h) * c.src_md.strides[2];
   a.wei_kw = c.wei_md.strides[3];
   a.dst_step = c.dst_step();
   a.dst_row = c.dst_row();

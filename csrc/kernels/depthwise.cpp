@@ -61,8 +61,8 @@ struct Tile {
       UNROLL for (int c = 0; c < Cols; c++) acc[c].store(dst + c * dst_pixel);
   }
 
-  // Rows of one block are too short for the hardware's own prefetch. One row only, also where the next dst row reads
-  // two new ones: both in one go are slower.
+  // Rows of one block are too short for the hardware's own prefetch. One row only, also where each dst row reads two
+  // new ones: both in one go are slower.
   [[gnu::always_inline]] static void prefetch(const DepthwiseArgs& a, int64_t src_offset) {
     const float* const ahead = a.src + (src_offset + a.maps[0].src + a.ahead);
 #pragma GCC unroll 64

@@ -40,7 +40,7 @@ struct DepthwiseArgs {
   int64_t iw_begin, iw;       // the src column of that first pixel; columns of src: what lies outside is padding
   int64_t tile_columns;       // src columns from one tile to the next
   const float* zeros;         // a vector of them: read in the padding
-  int64_t ahead;              // the src row that the next dst row reads first: its offset, like taps'
+  int64_t ahead;              // the src row to fetch into the cache meanwhile: its offset, like taps'
   const LaneMap* maps;
   int64_t nmaps;
   const DepthwiseTap* taps;

@@ -125,8 +125,8 @@ struct Matrices<4, 4> {
 
 template <int M>
 void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_plane) {
-  constexpr int size = M + 2, ahead = 2 * M;
-  UNROLL for (int y = 0; y < size; y++) UNROLL for (int x = 2; x < size; x++)
+  constexpr int size = M + 2, ahead = 2 * M;  // what of the tile after next no tile above or before it reads
+  UNROLL for (int y = 2; y < size; y++) UNROLL for (int x = 2; x < size; x++)
       __builtin_prefetch(src + y * src_row + (ahead + x) * block, 0, 3);
   Vec columns[size][size];  // [row][column], the columns transformed
   UNROLL for (int x = 0; x < size; x++) {
