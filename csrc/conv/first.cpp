@@ -10,7 +10,7 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t window_budget = 256 << 10, most_rows = 4;  // the rows of an image in L1
+constexpr int64_t window_budget = 256 << 10;  // bytes: a part of a core's L2, which dst goes through, too
 
 bool can(const Conv& c) { return c.groups == 1 && c.src_md.is_plain() && c.kernels() != nullptr; }
 
@@ -36,7 +36,7 @@ struct Plan {
         window(c, 1, pixel == c.stride_w),
         post_ops(c) {
     int64_t tile = 1;
-    while (tile < most_rows && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
+    while (tile < c.oh && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
     ntiles = even_parts((c.oh + tile - 1) / tile, c.n * c.od, c.oh, c.nthreads);
     plane = window.size((c.oh + ntiles - 1) / ntiles);
     for (int64_t kd = 0; kd < c.kd; kd++)
