@@ -34,13 +34,8 @@ inline void end_sums(const ConvArgs& a, bool first, bool last, int b, bool strea
     UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
         acc[r * Cols + c] + Vec::loadu(dst + r * dst_row + c * dst_pixel);
   if (last) finish<Rows, Cols>(a.epilogue, b * block, a.dst_block, dst_row, dst_pixel, acc);
-  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-    float* const pixel = dst + r * dst_row + c * dst_pixel;
-    if (stream)
-      store_streamed(acc[r * Cols + c], pixel);
-    else
-      acc[r * Cols + c].store(pixel);
-  }
+  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++)
+      store_vector(acc[r * Cols + c], dst + r * dst_row + c * dst_pixel, stream);
 }
 
 // Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels: of a plain

@@ -55,10 +55,8 @@ struct Tile {
       if (epilogue.residual) epilogue.residual += dst - a.dst;
       finish<1, Cols>(epilogue, 0, 0, 0, dst_pixel, acc);
     }
-    if (a.stream)
-      UNROLL for (int c = 0; c < Cols; c++) store_streamed(acc[c], dst + c * dst_pixel);
-    else
-      UNROLL for (int c = 0; c < Cols; c++) acc[c].store(dst + c * dst_pixel);
+    const bool stream = a.stream;
+    UNROLL for (int c = 0; c < Cols; c++) store_vector(acc[c], dst + c * dst_pixel, stream);
   }
 
   // Rows of one block are too short for the hardware's own prefetch. One row only, also where each dst row reads two

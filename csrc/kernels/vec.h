@@ -69,6 +69,13 @@ inline void store_streamed(const Vec& vec, float* dst) {
 #endif
 }
 
+inline void store_vector(const Vec& vec, float* dst, bool stream) {
+  if (stream)
+    store_streamed(vec, dst);
+  else
+    vec.store(dst);
+}
+
 template <int Rows, int Cols>
 inline void add_residual(const float* residual, int64_t dst_row, int64_t dst_pixel, Vec (&acc)[Rows * Cols]) {
   UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =

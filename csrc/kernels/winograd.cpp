@@ -142,13 +142,6 @@ void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_pl
   }
 }
 
-inline void store(const Vec& vec, float* dst, bool stream) {
-  if (stream)
-    store_streamed(vec, dst);
-  else
-    vec.store(dst);
-}
-
 template <int M>
 void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols,
                    bool stream, const Epilogue& e) {
@@ -166,7 +159,7 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
   if (rows == M && cols == M) {
     finish<M, M>(e, 0, 0, dst_row, block, tile);
     UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++)
-        store(tile[y * M + x], dst + y * dst_row + x * block, stream);
+        store_vector(tile[y * M + x], dst + y * dst_row + x * block, stream);
     return;
   }
   alignas(64) float pixels[M * M * block];  // not `tile`: what is looked up by a variable is in no register anywhere
@@ -178,7 +171,7 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
       Vec pixel[1] = {Vec::loadu(pixels + (y * M + x) * block)};
       if (e.residual) pixel_epilogue.residual = e.residual + offset;
       finish<1, 1>(pixel_epilogue, 0, 0, 0, 0, pixel);
-      store(pixel[0], dst + offset, stream);
+      store_vector(pixel[0], dst + offset, stream);
     }
 }
 
@@ -278,7 +271,7 @@ __attribute__((noinline)) void store_first(const Vec (&tile)[M], int64_t cols, f
   for (int64_t x = 0; x < cols; x++) {
     Vec pixel[1] = {tile[x]};
     finish<1, 1>(e, 0, 0, 0, 0, pixel);
-    store(pixel[0], dst + x * block, stream);
+    store_vector(pixel[0], dst + x * block, stream);
     if (e.residual) e.residual += block;
   }
 }
@@ -299,7 +292,7 @@ void transform_dst_row(const float* src, int64_t src_plane, float* dst, int64_t 
     if (epilogue.residual) e.residual = epilogue.residual + begin * block;
     if (begin + M <= cols) {
       finish<1, M>(e, 0, 0, 0, block, tile);
-      UNROLL for (int x = 0; x < M; x++) store(tile[x], pixels + x * block, stream);
+      UNROLL for (int x = 0; x < M; x++) store_vector(tile[x], pixels + x * block, stream);
     } else {
       Vec some[M];  // a copy: what has an address is in no register before either
       UNROLL for (int x = 0; x < M; x++) some[x] = tile[x];
