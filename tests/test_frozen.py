@@ -37,6 +37,17 @@ def test_answers(mode, blocked, graphs):
         assert library.weight_reorders() == packed
 
 
+@modes
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_of_few_images(mode, bias, graphs):
+    """Its weight is a constant that was folded of a transpose."""
+    model = nn.Sequential(conv(3, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5, bias=bias)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    with mode():
+        assert_close(compiled(model)(x), model(x))
+    assert graphs.count(library.linear_op) == 1
+
+
 def test_models_of_one_class(graphs):
     models = [nn.Sequential(conv(3, 17), conv(17, 5)) for _ in range(3)]
     frozen, x = [compiled(model) for model in models], torch.randn(2, 3, 8, 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
@@ -14,23 +16,34 @@ MOST_IMAGES = 4  # for which there are kernels (csrc/kernels/linear.h)
 
 def multiply_few_rows(gm: fx.GraphModule) -> None:
     """Gives products of a few rows and a transposed matrix, + bias or not, to that operator, in place."""
-    for target, first in ((aten.addmm.default, 1), (aten.mm.default, 0)):
+    for target, operands in _products().items():
         for node in gm.graph.find_nodes(op="call_function", target=target):
-            src, transposed = node.args[first : first + 2]
-            if node.kwargs or not _is_transposed(transposed) or not _fits(src):
+            arguments = None if node.kwargs else operands(*node.args)
+            if arguments is None or not _fits(*arguments):
                 continue
-            bias = node.args[0] if first else None
-            if bias is not None and bias.meta["val"].dim() != 1:
-                continue
-            arguments = src, transposed.args[0], bias
             with gm.graph.inserting_before(node):
                 product = gm.graph.call_function(library.linear_op, arguments)
-            values = fx.map_arg(arguments, lambda n: n.meta["val"])
+            values = fx.map_arg(arguments, lambda n: _value(gm, n))
             product.meta = {"val": node.meta["val"], "eager_input_vals": (values, {})}
             node.replace_all_uses_with(product)
             gm.graph.erase_node(node)
     gm.graph.eliminate_dead_code()
     gm.recompile()
+
+
+Operands = tuple[fx.Node, fx.Node, fx.Node | None]  # src, the matrix that is not transposed, bias
+
+
+def _products() -> dict[object, Callable[..., Operands | None]]:
+    """Operator -> its operands from its arguments, or None where the matrix is none that was transposed."""
+    products = {aten.addmm.default: _of_addmm, aten.mm.default: lambda src, matrix: _of_addmm(None, src, matrix)}
+    if torch._C.has_mkl:  # what freezing has made of them
+        products[torch.ops.mkl._mkl_linear] = lambda src, packed, matrix, bias, rows: (src, matrix, bias)
+    return products
+
+
+def _of_addmm(bias: fx.Node | None, src: fx.Node, matrix: fx.Node) -> Operands | None:
+    return (src, matrix.args[0], bias) if _is_transposed(matrix) else None
 
 
 def _is_transposed(node: fx.Node) -> bool:
@@ -41,9 +54,15 @@ def _is_transposed(node: fx.Node) -> bool:
     return is_transpose and node.args[0].meta["val"].is_contiguous()
 
 
-def _fits(src: fx.Node) -> bool:
+def _fits(src: fx.Node, matrix: fx.Node, bias: fx.Node | None) -> bool:
     from torch.fx.experimental.symbolic_shapes import optimization_hint
 
     value = src.meta["val"]
     few = optimization_hint(value.shape[0]) <= MOST_IMAGES
-    return few and value.dtype is torch.float32 and value.device.type == "cpu"
+    is_vector = bias is None or bias.meta["val"].dim() == 1
+    return few and is_vector and value.dim() == 2 and value.dtype is torch.float32 and value.device.type == "cpu"
+
+
+def _value(gm: fx.GraphModule, node: fx.Node) -> torch.Tensor:
+    """Of a constant that was folded there is the tensor itself."""
+    return node.meta["val"] if "val" in node.meta else getattr(gm, node.target)
