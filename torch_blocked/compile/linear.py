@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from torch_blocked import library
 
@@ -19,11 +19,11 @@ def multiply_few_rows(gm: fx.GraphModule) -> None:
     for target, operands in _products().items():
         for node in gm.graph.find_nodes(op="call_function", target=target):
             arguments = None if node.kwargs else operands(*node.args)
-            if arguments is None or not _fits(*arguments):
+            values = fx.map_arg(arguments, lambda n: _value(gm, n))
+            if values is None or not _fits(*values):
                 continue
             with gm.graph.inserting_before(node):
                 product = gm.graph.call_function(library.linear_op, arguments)
-            values = fx.map_arg(arguments, lambda n: _value(gm, n))
             product.meta = {"val": node.meta["val"], "eager_input_vals": (values, {})}
             node.replace_all_uses_with(product)
             gm.graph.erase_node(node)
@@ -54,15 +54,14 @@ def _is_transposed(node: fx.Node) -> bool:
     return is_transpose and node.args[0].meta["val"].is_contiguous()
 
 
-def _fits(src: fx.Node, matrix: fx.Node, bias: fx.Node | None) -> bool:
+def _fits(src: Tensor, matrix: Tensor, bias: Tensor | None) -> bool:
     from torch.fx.experimental.symbolic_shapes import optimization_hint
 
-    value = src.meta["val"]
-    few = optimization_hint(value.shape[0]) <= MOST_IMAGES
-    is_vector = bias is None or bias.meta["val"].dim() == 1
-    return few and is_vector and value.dim() == 2 and value.dtype is torch.float32 and value.device.type == "cpu"
+    few = optimization_hint(src.shape[0]) <= MOST_IMAGES
+    is_vector = bias is None or bias.dim() == 1
+    return few and is_vector and src.dim() == 2 and src.dtype is torch.float32 and src.device.type == "cpu"
 
 
-def _value(gm: fx.GraphModule, node: fx.Node) -> torch.Tensor:
-    """Of a constant that was folded there is the tensor itself."""
+def _value(gm: fx.GraphModule, node: fx.Node) -> Tensor:
+    """What stands for it in the graph, or of a constant that was folded the tensor itself."""
     return node.meta["val"] if "val" in node.meta else getattr(gm, node.target)
