@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -70,9 +71,11 @@ def main() -> None:
     if args.blocked == "parameters":
         model.to(tb.blocked)
     train(DistributedDataParallel(model), args)
-    # DistributedDataParallel keeps gloo's threads alive: one that still held a tensor when Python ends would abort.
+    # DistributedDataParallel keeps gloo's threads alive, and one that lets go of a tensor while Python ends aborts.
+    # Nothing waits for them (pytorch/pytorch#190489), so they get the time.
     dist.barrier()
     dist.destroy_process_group()
+    time.sleep(0.5)
 
 
 if __name__ == "__main__":
