@@ -40,7 +40,7 @@ def test_answers(mode, blocked, graphs):
 @modes
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear_of_few_images(mode, bias, graphs):
-    """Its weight is a constant that was folded of a transpose."""
+    """Freezing has packed its weight for MKL, which is slower for few images."""
     model = nn.Sequential(conv(3, 16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5, bias=bias)).eval()
     x = torch.randn(2, 3, 8, 8)
     with mode():

@@ -37,7 +37,7 @@ Operands = tuple[fx.Node, fx.Node, fx.Node | None]  # src, the matrix that is no
 def _products() -> dict[object, Callable[..., Operands | None]]:
     """Operator -> its operands from its arguments, or None where the matrix is none that was transposed."""
     products = {aten.addmm.default: _of_addmm, aten.mm.default: lambda src, matrix: _of_addmm(None, src, matrix)}
-    if torch._C.has_mkl:  # what freezing has made of them
+    if torch._C.has_mkl:  # what freezing makes of them, which is slower for few rows
         products[torch.ops.mkl._mkl_linear] = lambda src, packed, matrix, bias, rows: (src, matrix, bias)
     return products
 
