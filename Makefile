@@ -63,4 +63,4 @@ sanitize: $(VENV)/.dependencies
 		$(BIN)/python -m pytest -p no:cacheprovider $(SANITIZED_TESTS:%=tests/test_%.py)
 
 clean:
-	rm -rf build $(VENV) torch_blocked/_C.so *.egg-info
+	rm -rf build $(VENV) torch_blocked/*.so *.egg-info

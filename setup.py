@@ -1,4 +1,4 @@
-"""Builds torch_blocked/_C.so, the C++ operators, with ninja.
+"""Builds torch_blocked/_C.so, the C++ operators, and torch_blocked/_python, which needs Python's C API, with ninja.
 
 Every file of csrc/kernels is compiled once per ISA tier, each with its own flags and never with -march=native, so that
 one build serves every CPU; the tier is chosen at run time (csrc/isa.h).
@@ -54,59 +54,70 @@ def pinned_torch() -> str:
     return next(d for d in dependencies if d.startswith("torch"))
 
 
-def ninja_file(target: Path, folder: str) -> str:
-    """The text of build.ninja: one object per source and tier under `folder`, then the shared library."""
+def escape(path: str | Path) -> str:
+    return str(path).replace("$", "$$").replace(" ", "$ ")
+
+
+def ninja_file(operators: Path, python: Path, folder: str) -> str:
+    """The text of build.ninja: one object per source and tier under `folder`, then the two shared libraries."""
     includes, libraries = torch_paths()
-    escaped = [path.replace("$", "$$").replace(" ", "$ ") for path in map(str, [*includes, libraries])]
+    flags = f"{COMPILE} {' '.join(f'-isystem {escape(path)}' for path in includes)} {os.environ.get('CXXFLAGS', '')}"
     lines = [
         f"builddir = {folder}",
         f"cxx = {os.environ.get('CXX', 'g++')}",
-        f"flags = {COMPILE} {' '.join(f'-isystem {path}' for path in escaped[:-1])} {os.environ.get('CXXFLAGS', '')}",
+        f"flags = {flags}",
         "rule compile",
         "  command = $cxx -MMD -MF $out.d $flags $tier -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
         "rule link",
-        f"  command = $cxx -shared $in -o $out -L{escaped[-1]} -ltorch_cpu -lc10 {os.environ.get('LDFLAGS', '')}",
+        f"  command = $cxx -shared $in -o $out -L{escape(libraries)} $libraries {os.environ.get('LDFLAGS', '')}",
     ]
-    objects = []
 
-    def compile_one(source: Path, tier: str = "", flags: str = "") -> None:
-        name = "/".join(filter(None, [folder, tier, str(source.relative_to("csrc").with_suffix(".o"))]))
-        lines.extend([f"build {name}: compile {source}", f"  tier = {flags}"])
-        objects.append(name)
+    def compile_room(room: str, tier: str = "", flags: str = "") -> list[str]:
+        objects = []
+        for source in sorted(Path(room).glob("*.cpp")):
+            objects.append("/".join(filter(None, [folder, tier, str(source.relative_to("csrc").with_suffix(".o"))])))
+            lines.extend([f"build {objects[-1]}: compile {source}", f"  tier = {flags}"])
+        return objects
+
+    def link(target: Path, objects: list[str], torch_libraries: str) -> None:
+        lines.extend([f"build {escape(target)}: link {' '.join(objects)}", f"  libraries = {torch_libraries}"])
 
     # The baseline's objects come first: where an inline function is left out of line, the linker keeps the first copy
     # it sees, and that one must run on every CPU.
-    for room in ("csrc", "csrc/conv", "csrc/library"):
-        for source in sorted(Path(room).glob("*.cpp")):
-            compile_one(source)
+    objects = [name for room in ("csrc", "csrc/conv", "csrc/library") for name in compile_room(room)]
     for tier, flags in TIERS.items():
-        for source in sorted(Path("csrc/kernels").glob("*.cpp")):
-            compile_one(source, tier, f"{flags} -DTORCH_BLOCKED_TIER={tier}")
-    lines.append(f"build {str(target).replace(' ', '$ ')}: link {' '.join(objects)}")
+        objects += compile_room("csrc/kernels", tier, f"{flags} -DTORCH_BLOCKED_TIER={tier}")
+    link(operators, objects, "-ltorch_cpu -lc10")
+    python_include = escape(sysconfig.get_paths()["include"])
+    link(python, compile_room("csrc/python", flags=f"-isystem {python_include}"), "-ltorch_python -ltorch_cpu -lc10")
     return "\n".join(lines) + "\n"
 
 
 class NinjaBuild(build_ext):
     """`build_ext` that writes one ninja file and runs it; a second run compiles only what changed."""
 
-    def build_extension(self, ext: Extension) -> None:
+    def build_extensions(self) -> None:
         os.chdir(ROOT)
-        target = Path(self.get_ext_fullpath(ext.name)).resolve()
-        target.parent.mkdir(parents=True, exist_ok=True)
+        targets = [Path(self.get_ext_fullpath(ext.name)).resolve() for ext in EXTENSIONS]
+        targets[0].parent.mkdir(parents=True, exist_ok=True)
         folder = os.environ.get("BUILD_FOLDER", "build/ninja")
         script = ROOT / folder / "build.ninja"
         script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(ninja_file(target, folder))
+        script.write_text(ninja_file(*targets, folder))
         jobs = os.environ.get("MAX_JOBS")
         command = [sys.executable, "-m", "ninja", "-f", str(script), *(["-j", jobs] if jobs else [])]
         if subprocess.run(command).returncode:
             raise SystemExit("torch_blocked: the C++ build failed; the compiler's own messages are above")
 
     def get_ext_filename(self, fullname: str) -> str:
+        if fullname.rpartition(".")[2] != "_C":
+            return super().get_ext_filename(fullname)
         # No Python API inside, so no interpreter tag in the name.
         return fullname.replace(".", os.sep) + sysconfig.get_config_var("SHLIB_SUFFIX")
 
 
-setup(ext_modules=[Extension("torch_blocked._C", sources=[])], cmdclass={"build_ext": NinjaBuild})
+EXTENSIONS = [Extension(f"torch_blocked.{name}", sources=[]) for name in ("_C", "_python")]
+
+setup(ext_modules=EXTENSIONS, cmdclass={"build_ext": NinjaBuild})

@@ -1,12 +1,11 @@
-// The operators as PyTorch sees them: schemas and registration. This file and those of library/ are the only ones that
-// include torch.
+// The operators as PyTorch sees them: schemas and registration. This file and those of library/ and python/ are the
+// only ones that include torch.
 #include <c10/core/StorageImpl.h>
 #include <torch/library.h>
 
 #include "conv/conv.h"
 #include "isa.h"
 #include "library/operators.h"
-#include "library/watch.h"
 
 namespace torch_blocked {
 namespace {
@@ -58,10 +57,6 @@ __attribute__((visibility("default"))) void torch_blocked_set_size(void* wrapper
 
 // Lists that may be empty are optional: the executor of AOTInductor's packages passes nothing for them.
 TORCH_LIBRARY(torch_blocked, m) {
-  m.class_<torch_blocked::Watch>("Watch")
-      .def(torch::init<>())
-      .def("number", &torch_blocked::Watch::number)
-      .def("holds", &torch_blocked::Watch::holds);
   m.def(
       "reorder(Tensor src, SymInt[] size, int[] src_blocking, int[] dst_order, int[] dst_blocking, "
       "ScalarType? dtype=None) -> Tensor");

@@ -13,6 +13,7 @@ What happens to a graph, one file a step:
 8. chain.py: the convolutions around a depthwise one run with it, some rows of all at a time.
 9. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
 10. Inductor compiles the rest, with its C++ wrapper.
+11. guards.py: one guard tells whether the model's modules are still those that were traced.
 """
 
 from torch_blocked.compile.lower import backend

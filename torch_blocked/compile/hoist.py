@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
+from torch_blocked._python import Watch
+
 # Never in the prologue: what is random or writes.
 _EFFECTS = {torch.Tag.nondeterministic_seeded}
 
@@ -25,12 +27,12 @@ class Hoisted:
         self, prologue: fx.GraphModule, static: Sequence[int], kept: Sequence[int], compiled: Callable
     ) -> None:
         self._prologue, self._static, self._kept, self._compiled = prologue, static, kept, compiled
-        self._watch = torch.classes.torch_blocked.Watch()
+        self._watch = Watch()
         # By the watch's number: models of one class, and repeated layers compiled by themselves, share this graph.
         self._values: dict[int, tuple] = {}
 
     def __call__(self, inputs: list) -> object:
-        parameters = [inputs[i] for i in self._static]
+        parameters = list(map(inputs.__getitem__, self._static))
         number = self._watch.number(parameters)
         values = self._values.get(number)
         if values is None:
@@ -38,7 +40,7 @@ class Hoisted:
             # Inference tensors count no writes: nothing could be kept for them, such as Winograd's weights.
             with torch.inference_mode(False), torch.no_grad():
                 values = self._values[number] = self._prologue(*parameters)
-        given = [*values, *(inputs[i] for i in self._kept)]
+        given = [*values, *map(inputs.__getitem__, self._kept)]
         inputs.clear()
         return self._compiled(given)
 

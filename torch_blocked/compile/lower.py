@@ -14,6 +14,7 @@ from torch_blocked.compile.concat import concatenate_in_place
 from torch_blocked.compile.facts import Facts, keep
 from torch_blocked.compile.formats import block_weights
 from torch_blocked.compile.fusion import CONVOLUTIONS, decompose, decompositions, fuse
+from torch_blocked.compile.guards import guard_by_versions
 from torch_blocked.compile.hoist import Hoisted, hoist
 from torch_blocked.compile.linear import multiply_few_rows
 from torch_blocked.compile.sizes import sizes_from_inputs
@@ -46,10 +47,12 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
     graph = Facts()
     with functorch_config.patch(enable_autograd_cache=False), counting.listen(graph):
-        return compile_fx(
+        compiled = compile_fx(
             gm, example_inputs, inner_compile=partial(_compile_graph, graph), config_patches=settings,
             decompositions=None if training else decompositions(),
         )  # fmt: skip
+    guard_by_versions()
+    return compiled
 
 
 def _check_compiler() -> None:

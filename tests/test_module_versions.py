@@ -1,0 +1,110 @@
+"""What tells that the modules of a model changed."""
+
+import copy
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch_blocked._python import ModuleVersions
+
+counted = pytest.mark.skipif(sys.version_info >= (3, 12), reason="this CPython counts no changes of dicts")
+
+
+def model():
+    return nn.Sequential(nn.Conv2d(2, 3, 1), nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))
+
+
+class OtherConv(nn.Conv2d):
+    pass
+
+
+CHANGES = {
+    "attribute": lambda m: setattr(m[0], "stride", (2, 2)),
+    "attribute, equal": lambda m: setattr(m[0], "stride", tuple([*m[0].stride])),
+    "new attribute": lambda m: setattr(m, "new", 1),
+    "no attribute": lambda m: delattr(m[0], "stride"),
+    "parameter": lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight.detach().clone())),
+    "parameter to None": lambda m: setattr(m[0], "bias", None),
+    "buffer": lambda m: setattr(m[1][0], "running_mean", torch.zeros(3)),
+    "new buffer": lambda m: m[0].register_buffer("mask", torch.ones(1)),
+    "module": lambda m: setattr(m[1], "1", nn.ReLU()),
+    "new module": lambda m: m.append(nn.ReLU()),
+    "forward": lambda m: setattr(m[1][1], "forward", lambda x: x),
+    "training": lambda m: m.train(not m.training),
+    "class": lambda m: setattr(m[0], "__class__", OtherConv),
+    "__dict__": lambda m: setattr(m[0], "__dict__", dict(vars(m[0]))),
+    "dict of parameters": lambda m: setattr(m[0], "_parameters", dict(m[0]._parameters)),
+    "cleared": lambda m: m[0]._parameters.clear(),
+}
+
+
+@counted
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_is_seen(change):
+    m = model()
+    versions = ModuleVersions(list(m.modules()))
+    assert versions.hold(m) and versions.hold(m) and versions.alive()
+    m(torch.randn(1, 2, 3, 3))
+    with torch.no_grad():
+        m.eval()[0].weight.add_(1)
+    versions = ModuleVersions(list(m.modules()))
+    assert versions.hold(m)
+    CHANGES[change](m)
+    assert not versions.hold(m) and versions.alive()
+    assert ModuleVersions(list(m.modules())).hold(m)
+
+
+@counted
+def test_the_same_object_is_no_change():
+    m = model()
+    versions = ModuleVersions(list(m.modules()))
+    m[1][1].inplace, m[0].weight, m[0].bias.grad = False, m[0].weight, torch.ones(3)
+    m.train().requires_grad_(False)
+    assert versions.hold(m)
+
+
+@counted
+def test_only_of_the_first_module():
+    m = model()
+    versions = ModuleVersions(list(m.modules()))
+    for other in (m[0], copy.deepcopy(m), None, 3, "m"):
+        assert not versions.hold(other)
+    assert not ModuleVersions([]).hold(m) and not ModuleVersions([]).alive()
+
+
+@counted
+def test_models_that_are_gone_are_not_kept_nor_taken_for_others():
+    """New modules lie where the old ones lay."""
+    for _ in range(50):
+        m = model()
+        versions, gone = ModuleVersions(list(m.modules())), weakref.ref(m[1][0])
+        assert versions.hold(m)
+        del m
+        gc.collect()
+        assert gone() is None and not versions.alive()
+        assert not any(versions.hold(other) for other in [model() for _ in range(5)])
+
+
+@counted
+def test_part_that_is_gone():
+    m = model()
+    versions = ModuleVersions([m, m[0]])
+    del m._modules["0"]
+    gc.collect()
+    assert not versions.hold(m) and versions.alive()
+
+
+def test_arguments():
+    for wrong in ([1], [object()], [None], [nn.Module], 3, None, [type("Plain", (), {})()]):
+        with pytest.raises(TypeError):
+            ModuleVersions(wrong)
+    other = nn.Module()
+    other.__dict__["_buffers"] = [1]
+    with pytest.raises(TypeError, match="a module without dicts"):
+        ModuleVersions([other])
+    del other.__dict__["_buffers"]
+    with pytest.raises(TypeError, match="a module without dicts"):
+        ModuleVersions([other])

@@ -1,0 +1,152 @@
+"""Dynamo's guards on a model's modules, answered by the versions of their dicts.
+
+Before each call of compiled code Dynamo walks through the model and looks at whatever the trace has read there: for
+MobileNetV2 2,500 guards on objects that the convolutions have put out of the caches, a tenth of its time. CPython
+counts the changes of each dict. As long as those of a model's modules have had none, the guards on what they hold hold
+as they did; after a change Dynamo's own decide, and from there on the new versions count.
+
+Dynamo, too, takes the parameters in a dict without changes for the same (`skip_tensor_guards_with_matching_dict_tags`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch._guards import ChainedSource, Guard, GuardsSet, Source, TracingContext
+from torch.utils._ordered_set import OrderedSet
+
+from torch_blocked._python import ModuleVersions
+
+if TYPE_CHECKING:
+    from torch._C._dynamo.guards import RootGuardManager
+    from torch._dynamo.guards import GuardBuilder
+
+# Of guards on what a dict holds. Others, such as those on the identity of a class's functions, stay Dynamo's.
+_KINDS = {
+    "CONSTANT_MATCH", "DICT_KEYS_MATCH", "EQUALS_MATCH", "NOT_PRESENT_IN_GENERIC_DICT", "SEQUENCE_LENGTH",
+    "TENSOR_MATCH", "TYPE_MATCH",
+}  # fmt: skip
+_DICTS = ("_parameters", "_buffers", "_modules")
+_CONSTANTS = {bool, bytes, complex, float, int, str, type(None), torch.device, torch.dtype, torch.Size}
+
+
+def guard_by_versions() -> None:
+    """Puts one guard for each model in place of those on its modules; called while Dynamo compiles.
+
+    Does nothing where CPython counts no changes (from 3.12 on), or where the guards are to be written to a file.
+    """
+    from torch._dynamo import config
+    from torch._dynamo.source import GlobalSource, LocalSource
+
+    context = TracingContext.try_get()
+    if sys.version_info >= (3, 12) or context is None or config.caching_precompile:
+        return
+    if not config.skip_tensor_guards_with_matching_dict_tags:
+        return
+    rest, taken = [], defaultdict(list)
+    for guard in context.guards_context.dynamo_guards:
+        source = guard.originating_source
+        root = source.get_base() if isinstance(source, ChainedSource) else None
+        inside = isinstance(root, (LocalSource, GlobalSource)) and guard.create_fn_name() in _KINDS
+        (taken[root] if inside else rest).append(guard)
+    ours = [Guard(root, partial(_create, guards)) for root, guards in taken.items()]
+    context.guards_context.dynamo_guards = GuardsSet(OrderedSet([*rest, *ours]))
+
+
+def _create(guards: Sequence[Guard], builder: GuardBuilder, guard: Guard) -> None:
+    """Installs one guard in place of those of `guards` that hold until a dict changes, and the others as they are."""
+    model = _Model(builder, guard.originating_source)
+    kept = defaultdict(list)
+    for inner in guards:
+        kept[model.keeps(inner.originating_source)].append(inner)
+    for other in kept[False]:
+        other.create(builder)
+    if kept[True]:
+        checks, reasons = builder.check_fn_manager, [""]
+        _, own = checks.build_guards(sorted(kept[True]), OrderedSet(), builder.f_code, checks.output_graph, False)
+        unchanged = Unchanged(own.root, guard.originating_source, model.modules(), reasons)
+        builder.get_guard_manager(guard).add_lambda_guard(unchanged, reasons, guard.user_stack)
+
+
+class _Model:
+    """What Dynamo read of a model: its modules, and what stays as it is as long as their dicts do."""
+
+    def __init__(self, builder: GuardBuilder, root: Source) -> None:
+        self._builder, self._root = builder, root
+        self._kept: dict[Source, bool] = {}
+
+    def keeps(self, source: Source) -> bool:
+        """Whether what `source` names changes only after a dict of the modules that lead to it."""
+        if source not in self._kept:
+            self._kept[source] = self._keeps(source)
+        return self._kept[source]
+
+    def modules(self) -> Callable[[dict], list[nn.Module]]:
+        """Gets the modules from local variables."""
+        names = [s.name for s, kept in self._kept.items() if kept and isinstance(self._builder.get(s), nn.Module)]
+        return eval(f"lambda L: [{', '.join(dict.fromkeys(names))}]", {"G": self._builder.scope["G"]})
+
+    def _keeps(self, source: Source) -> bool:
+        from torch._dynamo.source import AttrSource, DictGetItemSource
+
+        if source == self._root:
+            return isinstance(self._builder.get(source), nn.Module)
+        if not self.keeps(source.base):
+            return False
+        base, value = self._builder.get(source.base), self._builder.get(source)
+        if base is value:  # another name
+            return True
+        if isinstance(base, nn.Module) and isinstance(source, AttrSource):
+            attributes = vars(base)
+            if source.member in _DICTS:
+                return value is attributes.get(source.member)
+            holders = [attributes, *(attributes[name] for name in _DICTS)]
+            held = any(source.member in holder and holder[source.member] is value for holder in holders)
+        else:
+            held = isinstance(base, dict) and isinstance(source, DictGetItemSource)
+        return held and (_is_constant(value) or isinstance(value, (Tensor, nn.Module)))
+
+
+def _is_constant(value: object) -> bool:
+    return type(value) in _CONSTANTS or (type(value) is tuple and all(map(_is_constant, value)))
+
+
+class Unchanged:
+    """The guard: a model is one that Dynamo's own guards held for, and has not changed since.
+
+    Args:
+        guards: Dynamo's own.
+        source: of the model.
+        modules: gets the model's modules from local variables, itself first.
+        reasons: a list of one string, where why the guards do not hold goes.
+    """
+
+    def __init__(
+        self, guards: RootGuardManager, source: Source, modules: Callable[[dict], list[nn.Module]], reasons: list[str]
+    ) -> None:
+        self._guards, self._modules, self._reasons = guards, modules, reasons
+        self._local = getattr(source, "local_name", None)
+        # By the model's id: repeated layers compiled by themselves, for one, share a guard.
+        self._seen: dict[int, ModuleVersions] = {}
+
+    def __call__(self, model: nn.Module) -> bool:
+        seen = self._seen.get(id(model))
+        return (seen is not None and seen.hold(model)) or self._check(model)
+
+    def _check(self, model: object) -> bool:
+        variables = {} if self._local is None else {self._local: model}
+        found = self._guards.check_verbose(variables)
+        if not found.result:
+            self._reasons[:] = found.verbose_code_parts[:1]
+            return False
+        versions = ModuleVersions(self._modules(variables))
+        if self._guards.check(variables):  # no other thread has changed it before its versions were taken
+            self._seen = {key: seen for key, seen in self._seen.items() if seen.alive()}
+            self._seen[id(model)] = versions
+        return True
