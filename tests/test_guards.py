@@ -252,6 +252,33 @@ def test_model_that_writes_to_itself(compilations):
     assert model.last.item() == 5 and len(compilations) == 1
 
 
+class Sharing(nn.Module):
+    """Writes to a buffer that an argument may be."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 3)
+        self.register_buffer("seen", torch.zeros(2, 3, 6, 5))
+
+    def forward(self, x):
+        y = self.conv(x)
+        self.seen.add_(1)
+        return y + x
+
+
+@torch.no_grad()
+def test_argument_that_is_a_buffer(compilations):
+    """What was compiled takes them for two, and would not see the one change with the other."""
+    model = Sharing()
+    like, function = copy.deepcopy(model), compiled(model)
+    for _ in range(2):
+        x = images()
+        assert_close(function(x), like(x))
+    assert len(compilations) == 1
+    assert_close(function(model.seen), like(like.seen))
+    assert len(compilations) == 2
+
+
 def test_training(asked, compilations):
     """Training and evaluation take turns: each was compiled once, and asked about once a turn."""
     model, x = block(), images()
@@ -309,6 +336,18 @@ def test_skipped_guards(asked):
         for _ in range(2):
             assert torch.equal(function(x), expected)
     assert asked == []
+
+
+@torch.no_grad()
+def test_skipped_guards_tell_models_apart():
+    models, x = [nn.Sequential(conv(3, 8)), nn.Sequential(conv(3, 8), nn.ReLU()), nn.Sequential(conv(3, 9))], images()
+    functions = [compiled(model) for model in models]
+    for _ in range(2):
+        for function, model in zip(functions, models, strict=True):
+            assert_close(function(x), model(x))
+    with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+        for function, model in zip(functions, models, strict=True):
+            assert_close(function(x), model(x))
 
 
 @torch.no_grad()

@@ -55,23 +55,36 @@ def guard_by_versions() -> None:
         root = source.get_base() if isinstance(source, ChainedSource) else None
         inside = isinstance(root, (LocalSource, GlobalSource)) and guard.create_fn_name() in _KINDS
         (taken[root] if inside else rest).append(guard)
-    ours = [Guard(root, partial(_create, guards)) for root, guards in taken.items()]
+    ours = [Guard(root, partial(modules_unchanged, guards)) for root, guards in taken.items()]
     context.guards_context.dynamo_guards = GuardsSet(OrderedSet([*rest, *ours]))
 
 
-def _create(guards: Sequence[Guard], builder: GuardBuilder, guard: Guard) -> None:
+def modules_unchanged(guards: Sequence[Guard], builder: GuardBuilder, guard: Guard) -> None:
     """Installs one guard in place of those of `guards` that hold until a dict changes, and the others as they are."""
     model = _Model(builder, guard.originating_source)
     kept = defaultdict(list)
     for inner in guards:
-        kept[model.keeps(inner.originating_source)].append(inner)
+        ours = model.keeps(inner.originating_source) and not _alone(builder, inner)
+        kept[ours].append(inner)
     for other in kept[False]:
         other.create(builder)
     if kept[True]:
-        checks, reasons = builder.check_fn_manager, [""]
+        checks, reasons = builder.check_fn_manager, [f"the modules of {guard.name} are as they were"]
         _, own = checks.build_guards(sorted(kept[True]), OrderedSet(), builder.f_code, checks.output_graph, False)
         unchanged = Unchanged(own.root, guard.originating_source, model.modules(), reasons)
         builder.get_guard_manager(guard).add_lambda_guard(unchanged, reasons, guard.user_stack)
+
+
+def _alone(builder: GuardBuilder, guard: Guard) -> bool:
+    """Whether Dynamo also checks that no argument is that tensor, as for all but parameters and PyTorch's modules."""
+    from torch._dynamo import config
+    from torch._dynamo.source import is_from_unspecialized_builtin_nn_module_source
+
+    source = guard.originating_source
+    skipped = type(builder.get(source)) is nn.Parameter or is_from_unspecialized_builtin_nn_module_source(source)
+    return guard.create_fn_name() == "TENSOR_MATCH" and not (
+        skipped and config.skip_no_tensor_aliasing_guards_on_parameters
+    )
 
 
 class _Model:
