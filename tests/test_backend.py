@@ -12,7 +12,6 @@ from backend_cases import Lambda, assert_close, block, both, compiled, conv, fre
 from conftest import dense
 from torch import nn
 from torch._inductor import compile_fx
-from torch_blocked._python import Watch
 
 import torch_blocked as tb
 from torch_blocked import library
@@ -125,17 +124,6 @@ def test_models_that_share_code_are_packed_once_each(blocked, graphs, prologues)
         for function, model in zip(functions, models, strict=True):
             assert_close(function(x), dense(model(x)))
     assert len(prologues) == 4
-
-
-def test_watch_of_lists_of_any_length():
-    watch, tensors = Watch(), [torch.zeros(2) for _ in range(3)]
-    numbers = [watch.number(tensors[:n]) for n in (0, 1, 3, 2, 1, 3)]
-    assert numbers == [0, 1, 2, 3, 1, 2]
-    tensors[0].add_(1)
-    assert watch.number(tensors) == 4 and [watch.holds(n) for n in range(5)] == [True, False, False, False, True]
-    for wrong in ([1], [tensors[0], None], 3):
-        with pytest.raises(TypeError):
-            watch.number(wrong)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What tells that the modules of a model changed."""
+"""What tells that parameters and modules changed."""
 
 import copy
 import gc
@@ -8,7 +8,9 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch_blocked._python import ModuleVersions
+
+import torch_blocked as tb
+from torch_blocked._python import ModuleVersions, Watch
 
 counted = pytest.mark.skipif(sys.version_info >= (3, 12), reason="this CPython counts no changes of dicts")
 
@@ -108,3 +110,40 @@ def test_arguments():
     del other.__dict__["_buffers"]
     with pytest.raises(TypeError, match="a module without dicts"):
         ModuleVersions([other])
+
+
+def test_watch_of_lists_of_any_length():
+    watch, tensors = Watch(), [torch.zeros(2) for _ in range(3)]
+    numbers = [watch.number(tensors[:n]) for n in (0, 1, 3, 2, 1, 3)]
+    assert numbers == [0, 1, 2, 3, 1, 2]
+    tensors[0].add_(1)
+    assert watch.number(tensors) == 4 and [watch.holds(n) for n in range(5)] == [True, False, False, False, True]
+    for wrong in ([1], [tensors[0], None], 3):
+        with pytest.raises(TypeError):
+            watch.number(wrong)
+
+
+def test_watch_of_tensors_without_memory_of_their_own():
+    watch = Watch()
+    for wrong in (torch.sparse_coo_tensor(size=(2, 2)), torch.randn(1, 16, 2, 2).to(tb.blocked)):
+        with pytest.raises(RuntimeError):
+            watch.number([wrong])
+    assert watch.number([torch.empty(3, device="meta")]) == 0
+
+
+def test_watch_of_tensors_that_are_gone():
+    """New ones lie where the old ones lay."""
+    watch, numbers = Watch(), set()
+    for _ in range(50):
+        tensors = [torch.zeros(100) for _ in range(3)]
+        numbers.add(watch.number(tensors))
+        assert watch.number(tensors) in numbers
+        del tensors
+    assert len(numbers) == 50
+
+
+def test_watch_of_inference_tensors():
+    """Nothing tells that they were written to."""
+    with torch.inference_mode():
+        watch, tensors = Watch(), [torch.zeros(2)]
+    assert watch.number(tensors) != watch.number(tensors)
