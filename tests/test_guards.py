@@ -74,6 +74,32 @@ def test_asked_once_after_a_change(change, asked, compilations):
     assert asked == [True] and len(compilations) == 1
 
 
+@torch.no_grad()
+def test_model_that_changes_from_call_to_call(asked, monkeypatch):
+    """Its versions are taken ever less often, until it stops."""
+    taken, versions = [], guards.ModuleVersions
+    monkeypatch.setattr(guards, "ModuleVersions", lambda modules: taken.append(1) or versions(modules))
+    model, x = block(), images()
+    function = compiled(model)
+    function(x)
+    for calls, most in ((32, 8), (32, 1)):
+        asked.clear()
+        taken.clear()
+        for _ in range(calls):
+            if most > 1:
+                model.layers.a.name = object()
+            assert_close(function(x), model(x))
+        assert all(asked) and len(taken) <= most
+    asked.clear()
+    for _ in range(4):
+        function(x)
+    assert asked == []
+    model.layers.a.name = object()
+    for _ in range(4):
+        function(x)
+    assert asked == [True]
+
+
 class Doubled(nn.Conv2d):
     def forward(self, x):
         return super().forward(x) * 2

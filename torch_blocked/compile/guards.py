@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -130,6 +131,14 @@ def _is_constant(value: object) -> bool:
     return type(value) in _CONSTANTS or (type(value) is tuple and all(map(_is_constant, value)))
 
 
+@dataclass
+class _Seen:
+    """A model that Dynamo's guards held for: as it was, and how often they were asked since it last was as before."""
+
+    versions: ModuleVersions
+    asked: int = 1
+
+
 class Unchanged:
     """The guard: a model is one that Dynamo's own guards held for, and has not changed since.
 
@@ -146,20 +155,32 @@ class Unchanged:
         self._guards, self._modules, self._reasons = guards, modules, reasons
         self._local = getattr(source, "local_name", None)
         # By the model's id: repeated layers compiled by themselves, for one, share a guard.
-        self._seen: dict[int, ModuleVersions] = {}
+        self._seen: dict[int, _Seen] = {}
 
     def __call__(self, model: nn.Module) -> bool:
         seen = self._seen.get(id(model))
-        return (seen is not None and seen.hold(model)) or self._check(model)
+        if seen is not None and seen.versions.hold(model):
+            seen.asked = 0
+            return True
+        return self._check(model)
 
     def _check(self, model: object) -> bool:
         variables = {} if self._local is None else {self._local: model}
-        found = self._guards.check_verbose(variables)
-        if not found.result:
-            self._reasons[:] = found.verbose_code_parts[:1]
+        if not self._guards.check(variables):
+            self._reasons[:] = self._guards.check_verbose(variables).verbose_code_parts[:1]
             return False
+        seen = self._seen.get(id(model))
+        if seen is not None and seen.versions.alive():
+            seen.asked += 1
+            # A model that changes from call to call: its versions, as dear as the guards, are of use ever less often.
+            if seen.asked & (seen.asked - 1):
+                return True
         versions = ModuleVersions(self._modules(variables))
         if self._guards.check(variables):  # no other thread has changed it before its versions were taken
-            self._seen = {key: seen for key, seen in self._seen.items() if seen.alive()}
-            self._seen[id(model)] = versions
+            self._remember(id(model), versions)
         return True
+
+    def _remember(self, key: int, versions: ModuleVersions) -> None:
+        asked = self._seen[key].asked if key in self._seen else 1
+        self._seen = {key: seen for key, seen in self._seen.items() if seen.versions.alive()}
+        self._seen[key] = _Seen(versions, asked)
