@@ -16,7 +16,9 @@ counted = pytest.mark.skipif(sys.version_info >= (3, 12), reason="this CPython c
 
 
 def model():
-    return nn.Sequential(nn.Conv2d(2, 3, 1), nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))
+    m = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))
+    m[1].table = torch.zeros(3)
+    return m
 
 
 class OtherConv(nn.Conv2d):
@@ -39,6 +41,14 @@ CHANGES = {
     "class": lambda m: setattr(m[0], "__class__", OtherConv),
     "__dict__": lambda m: setattr(m[0], "__dict__", dict(vars(m[0]))),
     "dict of parameters": lambda m: setattr(m[0], "_parameters", dict(m[0]._parameters)),
+    "data of another size": lambda m: setattr(m[0].weight, "data", torch.ones(3, 2, 3, 3)),
+    "data of other strides": lambda m: setattr(m[0].weight, "data", torch.ones(2, 3, 1, 1).transpose(0, 1)),
+    "dtype": lambda m: m.double(),
+    "requires_grad": lambda m: m[0].weight.requires_grad_(False),
+    "attribute of a parameter": lambda m: setattr(m[0].weight, "note", 1),
+    "resized buffer": lambda m: m[1][0].running_mean.resize_(2),
+    "tensor attribute": lambda m: m[1].table.resize_(2),
+    "swapped": lambda m: torch.utils.swap_tensors(m[0].bias, nn.Parameter(torch.ones(3))),
     "cleared": lambda m: m[0]._parameters.clear(),
 }
 
@@ -64,7 +74,8 @@ def test_the_same_object_is_no_change():
     m = model()
     versions = ModuleVersions(list(m.modules()))
     m[1][1].inplace, m[0].weight, m[0].bias.grad = False, m[0].weight, torch.ones(3)
-    m.train().requires_grad_(False)
+    m[0].weight.data = m[0].weight.data * 2
+    m.train().requires_grad_(True)
     assert versions.hold(m)
 
 

@@ -137,6 +137,40 @@ def test_changes_are_seen(change, blocked):
         assert answer.shape != before.shape or not torch.equal(answer, before)
 
 
+class OtherParameter(nn.Parameter):
+    pass
+
+
+IN_PLACE = {
+    "size": lambda m: setattr(m[0].weight, "data", torch.randn(17, 3, 5, 5)),
+    "strides": lambda m: m.to(memory_format=torch.channels_last),
+    "mark": lambda m: torch._dynamo.mark_static(m[0].bias),
+    "class": lambda m: setattr(m[0].bias, "__class__", OtherParameter),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_what_no_dict_tells_of_a_parameter_is_seen(change, asked, compilations):
+    model, x = nn.Sequential(conv(3, 17)), images()
+    function = compiled(model)
+    function(x)
+    asked.clear()
+    IN_PLACE[change](model)
+    for _ in range(2):
+        assert_close(function(x), model(x))
+    assert asked and len(compilations) == 2
+
+
+def test_gradient_of_a_parameter_that_needed_none(compilations):
+    model, x = block().requires_grad_(False), images()
+    function = compiled(model)
+    assert not function(x).requires_grad
+    model.layers.b.bias.requires_grad_(True)
+    function(x).sum().backward()
+    assert model.layers.b.bias.grad is not None and len(compilations) == 2
+
+
 class Options(nn.Module):
     """What it reads is behind more than the dicts of modules."""
 
@@ -377,11 +411,9 @@ def test_skipped_guards_tell_models_apart():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("setting", ["skip_tensor_guards_with_matching_dict_tags", "caching_precompile"])
-def test_left_to_dynamo(setting, asked):
-    """Where it is to look at every parameter in every call, or to write its guards to a file."""
+def test_guards_to_be_written_to_a_file_stay_dynamos(asked):
     model, x = block(), images()
-    with dynamo_config.patch({setting: not getattr(dynamo_config, setting)}):
+    with dynamo_config.patch(caching_precompile=True):
         function = compiled(model)
         function(x)
         assert_close(function(x), model(x))

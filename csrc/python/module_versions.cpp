@@ -1,15 +1,22 @@
 #include "module_versions.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include <algorithm>
 
 namespace torch_blocked {
 namespace py = pybind11;
 namespace {
 
-PyObject* attributes_of(PyObject* object) {
+PyObject* attributes_if_any(PyObject* object) {
   PyObject* const* const dict = _PyObject_GetDictPtr(object);
-  if (dict == nullptr || *dict == nullptr) throw py::type_error("ModuleVersions: an object without attributes");
-  return *dict;
+  return dict == nullptr ? nullptr : *dict;
+}
+
+PyObject* attributes_of(PyObject* object) {
+  PyObject* const dict = attributes_if_any(object);
+  if (dict == nullptr) throw py::type_error("ModuleVersions: an object without attributes");
+  return dict;
 }
 
 PyObject* held_in(PyObject* attributes, const char* name) {
@@ -27,7 +34,39 @@ uint64_t version_of([[maybe_unused]] PyObject* dict) {
 #endif
 }
 
+uint64_t version_if_any(PyObject* dict) { return dict == nullptr ? 0 : version_of(dict); }
+
+c10::TensorImpl* impl_of(PyObject* tensor) { return THPVariable_Unpack(tensor).unsafeGetTensorImpl(); }
+
 }  // namespace
+
+ModuleVersions::Tensor::Tensor(PyObject* tensor)
+    : tensor(tensor),
+      type(Py_TYPE(tensor)),
+      attributes(attributes_if_any(tensor)),
+      version(version_if_any(attributes)),
+      impl(impl_of(tensor)),
+      keys(impl->key_set()),
+      dtype(impl->dtype()),
+      requires_grad(impl->requires_grad()) {
+  if (impl->has_symbolic_sizes_strides()) throw py::type_error("ModuleVersions: a tensor of unknown size");
+  sizes.assign(impl->sizes_default().begin(), impl->sizes_default().end());
+  strides.assign(impl->strides_default().begin(), impl->strides_default().end());
+}
+
+bool ModuleVersions::Tensor::changed() const {
+  return Py_TYPE(tensor) != type || attributes_if_any(tensor) != attributes || version_if_any(attributes) != version ||
+         impl_of(tensor) != impl || impl->key_set() != keys || impl->dtype() != dtype ||
+         impl->requires_grad() != requires_grad || impl->has_symbolic_sizes_strides() ||
+         impl->sizes_default() != sizes || impl->strides_default() != strides;
+}
+
+void ModuleVersions::Tensor::prefetch() const {
+  __builtin_prefetch(tensor);
+  for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(impl) + at);
+  if (attributes != nullptr) __builtin_prefetch(attributes);
+}
 
 ModuleVersions::Dict::Dict(PyObject* dict) : dict(dict), version(version_of(dict)) {}
 
@@ -39,14 +78,21 @@ ModuleVersions::Module::Module(py::handle module)
       type(Py_TYPE(module.ptr())),
       attributes(attributes_of(module.ptr())),
       held{Dict(held_in(attributes.dict, "_parameters")), Dict(held_in(attributes.dict, "_buffers")),
-           Dict(held_in(attributes.dict, "_modules"))} {}
+           Dict(held_in(attributes.dict, "_modules"))} {
+  for (PyObject* const dict : {attributes.dict, held[0].dict, held[1].dict}) {
+    Py_ssize_t at = 0;
+    for (PyObject *name, *value; PyDict_Next(dict, &at, &name, &value);)
+      if (THPVariable_Check(value)) tensors.emplace_back(value);
+  }
+}
 
 bool ModuleVersions::Module::exists() const { return PyWeakref_GET_OBJECT(reference.ptr()) == module; }
 
 bool ModuleVersions::Module::changed() const {
   // In this order: each is known to exist by the one before.
   return !exists() || Py_TYPE(module) != type || attributes_of(module) != attributes.dict || attributes.changed() ||
-         std::any_of(held.begin(), held.end(), [](const Dict& dict) { return dict.changed(); });
+         std::any_of(held.begin(), held.end(), [](const Dict& dict) { return dict.changed(); }) ||
+         std::any_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) { return tensor.changed(); });
 }
 
 void ModuleVersions::Module::prefetch() const {
@@ -54,6 +100,7 @@ void ModuleVersions::Module::prefetch() const {
   __builtin_prefetch(module);
   __builtin_prefetch(attributes.dict);
   for (const Dict& dict : held) __builtin_prefetch(dict.dict);
+  for (const Tensor& tensor : tensors) tensor.prefetch();
 }
 
 ModuleVersions::ModuleVersions(const std::vector<py::object>& modules) : modules_(modules.begin(), modules.end()) {}

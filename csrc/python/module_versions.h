@@ -1,5 +1,7 @@
 // What tells that the modules of a model changed: CPython's count of the changes of a dict, up to 3.11.
 #pragma once
+#include <c10/core/TensorImpl.h>
+#include <c10/util/DimVector.h>
 #include <pybind11/pybind11.h>
 
 #include <array>
@@ -8,8 +10,8 @@
 
 namespace torch_blocked {
 
-// Modules as they were when last seen: their types, attributes, parameters, buffers and submodules. It keeps none of
-// them alive.
+// Modules as they were when last seen: their types, attributes, parameters, buffers and submodules, and of each tensor
+// all but its values and where they lie. It keeps none of them alive.
 class ModuleVersions {
  public:
   // Each a torch.nn.Module. TypeError for what holds its parameters, buffers and submodules otherwise.
@@ -26,12 +28,28 @@ class ModuleVersions {
     explicit Dict(PyObject* dict);
     bool changed() const;
   };
+  struct Tensor {
+    PyObject* tensor;  // in a dict without changes
+    PyTypeObject* type;
+    PyObject* attributes;  // of its own; null: none
+    uint64_t version;
+    c10::TensorImpl* impl;
+    c10::DispatchKeySet keys;
+    caffe2::TypeMeta dtype;
+    bool requires_grad;
+    c10::DimVector sizes, strides;
+
+    explicit Tensor(PyObject* tensor);
+    bool changed() const;
+    void prefetch() const;
+  };
   struct Module {
     pybind11::weakref reference;
     PyObject* module;  // may be gone: to compare and to prefetch
     PyTypeObject* type;
     Dict attributes;
     std::array<Dict, 3> held;  // in the attributes, so that they exist as long as those have had no change
+    std::vector<Tensor> tensors;
 
     explicit Module(pybind11::handle module);
     bool exists() const;

@@ -2,10 +2,9 @@
 
 Before each call of compiled code Dynamo walks through the model and looks at whatever the trace has read there: for
 MobileNetV2 2,500 guards on objects that the convolutions have put out of the caches, a tenth of its time. CPython
-counts the changes of each dict. As long as those of a model's modules have had none, the guards on what they hold hold
-as they did; after a change Dynamo's own decide, and from there on the new versions count.
-
-Dynamo, too, takes the parameters in a dict without changes for the same (`skip_tensor_guards_with_matching_dict_tags`).
+counts the changes of each dict. As long as those of a model's modules have had none, nor the tensors in them another
+size, dtype or `requires_grad`, the guards on what they hold hold as they did; after a change Dynamo's own decide, and
+from there on the new versions count.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ def guard_by_versions() -> None:
 
     context = TracingContext.try_get()
     if sys.version_info >= (3, 12) or context is None or config.caching_precompile:
-        return
-    if not config.skip_tensor_guards_with_matching_dict_tags:
         return
     rest, taken = [], defaultdict(list)
     for guard in context.guards_context.dynamo_guards:
