@@ -100,6 +100,23 @@ def test_model_that_changes_from_call_to_call(asked, monkeypatch):
     assert asked == [True]
 
 
+@torch.no_grad()
+def test_model_without_versions(asked, compilations, monkeypatch):
+    """Such as one whose modules hold their parameters in no dict: Dynamo is asked each time."""
+
+    def refuse(modules):
+        raise TypeError
+
+    monkeypatch.setattr(guards, "ModuleVersions", refuse)
+    model, x = block(), images()
+    function = compiled(model)
+    for _ in range(3):
+        assert_close(function(x), model(x))
+    model.layers.n.eps = 3.0
+    assert_close(function(x), model(x))
+    assert asked.count(False) == 1 and len(compilations) == 2
+
+
 class Doubled(nn.Conv2d):
     def forward(self, x):
         return super().forward(x) * 2

@@ -172,7 +172,10 @@ class Unchanged:
             # A model that changes from call to call: its versions, as dear as the guards, are of use ever less often.
             if seen.asked & (seen.asked - 1):
                 return True
-        versions = ModuleVersions(self._modules(variables))
+        try:
+            versions = ModuleVersions(self._modules(variables))
+        except TypeError:  # a module that holds its parameters otherwise
+            return True
         if self._guards.check(variables):  # no other thread has changed it before its versions were taken
             self._remember(id(model), versions)
         return True
