@@ -114,7 +114,7 @@ def test_model_without_versions(asked, compilations, monkeypatch):
         assert_close(function(x), model(x))
     model.layers.n.eps = 3.0
     assert_close(function(x), model(x))
-    assert asked.count(False) == 1 and len(compilations) == 2
+    assert asked.count(True) > 3 and len(compilations) == 2
 
 
 class Doubled(nn.Conv2d):
