@@ -54,6 +54,17 @@ def pinned_torch() -> str:
     return next(d for d in dependencies if d.startswith("torch"))
 
 
+def python_headers() -> str:
+    """The folder of Python.h; one clear line where it is missing."""
+    folder = sysconfig.get_paths()["include"]
+    if not (Path(folder) / "Python.h").exists():
+        raise SystemExit(
+            f"torch_blocked is built against Python's C API, and {folder} has no Python.h: "
+            "install Python's headers (python3-dev, python3-devel)"
+        )
+    return folder
+
+
 def escape(path: str | Path) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ")
 
@@ -90,8 +101,11 @@ def ninja_file(operators: Path, python: Path, folder: str) -> str:
     for tier, flags in TIERS.items():
         objects += compile_room("csrc/kernels", tier, f"{flags} -DTORCH_BLOCKED_TIER={tier}")
     link(operators, objects, "-ltorch_cpu -lc10")
-    python_include = escape(sysconfig.get_paths()["include"])
-    link(python, compile_room("csrc/python", flags=f"-isystem {python_include}"), "-ltorch_python -ltorch_cpu -lc10")
+    link(
+        python,
+        compile_room("csrc/python", flags=f"-isystem {escape(python_headers())}"),
+        "-ltorch_python -ltorch_cpu -lc10",
+    )
     return "\n".join(lines) + "\n"
 
 
