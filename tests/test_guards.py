@@ -255,8 +255,8 @@ def test_models_that_share_code_have_their_own_versions(asked, compilations):
 
 
 @torch.no_grad()
-def test_other_model_of_the_class(asked, compilations):
-    """Of other layers: code of its own, and the first's is tried no longer than Dynamo tries it."""
+def test_other_model_of_the_class(compilations):
+    """Of other layers: code of its own."""
     small, large = nn.Sequential(conv(3, 8), nn.ReLU()), nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 8))
     functions, x = [compiled(small), compiled(large)], images()
     for _ in range(3):
@@ -399,6 +399,18 @@ def test_filter_of_guards(asked):
     model.layers.n.eps = 3.0
     assert torch.equal(function(x), before)
     assert any("self" in name for name in names)
+
+
+@torch.no_grad()
+def test_filter_that_keeps_the_guards_on_tensors(compilations):
+    """Those on arguments are none of ours, also in a list."""
+    model, xs = block(), [images()]
+    options = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
+    function = torch.compile(lambda m, xs: m(xs[0]), backend="torch_blocked", dynamic=False, options=options)
+    assert_close(function(model, xs), model(xs[0]))
+    xs = [torch.randn(1, 3, 9, 9)]
+    assert_close(function(model, xs), model(xs[0]))
+    assert len(compilations) == 2
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch._guards import ChainedSource, Guard, GuardsSet, Source, TracingContext
+from torch._guards import Guard, GuardsSet, Source, TracingContext
 from torch.utils._ordered_set import OrderedSet
 
 from torch_blocked._python import ModuleVersions
@@ -39,10 +39,11 @@ _CONSTANTS = {bool, bytes, complex, float, int, str, type(None), torch.device, t
 def guard_by_versions() -> None:
     """Puts one guard for each model in place of those on its modules; called while Dynamo compiles.
 
-    Does nothing where CPython counts no changes (from 3.12 on), or where the guards are to be written to a file.
+    Does nothing where CPython counts no changes (from 3.12 on), or where the guards are to be written to a file. A
+    user's `guard_filter_fn` is asked about a model, not about what is in it.
     """
     from torch._dynamo import config
-    from torch._dynamo.source import GlobalSource, LocalSource
+    from torch._dynamo.source import GlobalSource, LocalSource, is_from_unspecialized_nn_module_source
 
     context = TracingContext.try_get()
     if sys.version_info >= (3, 12) or context is None or config.caching_precompile:
@@ -50,7 +51,7 @@ def guard_by_versions() -> None:
     rest, taken = [], defaultdict(list)
     for guard in context.guards_context.dynamo_guards:
         source = guard.originating_source
-        root = source.get_base() if isinstance(source, ChainedSource) else None
+        root = source.get_base() if is_from_unspecialized_nn_module_source(source) else None
         inside = isinstance(root, (LocalSource, GlobalSource)) and guard.create_fn_name() in _KINDS
         (taken[root] if inside else rest).append(guard)
     ours = [Guard(root, partial(modules_unchanged, guards)) for root, guards in taken.items()]
@@ -78,11 +79,11 @@ def _alone(builder: GuardBuilder, guard: Guard) -> bool:
     from torch._dynamo import config
     from torch._dynamo.source import is_from_unspecialized_builtin_nn_module_source
 
+    if guard.create_fn_name() != "TENSOR_MATCH":
+        return False
     source = guard.originating_source
-    skipped = type(builder.get(source)) is nn.Parameter or is_from_unspecialized_builtin_nn_module_source(source)
-    return guard.create_fn_name() == "TENSOR_MATCH" and not (
-        skipped and config.skip_no_tensor_aliasing_guards_on_parameters
-    )
+    rare = type(builder.get(source)) is nn.Parameter or is_from_unspecialized_builtin_nn_module_source(source)
+    return not (rare and config.skip_no_tensor_aliasing_guards_on_parameters)
 
 
 class _Model:
@@ -104,15 +105,15 @@ class _Model:
         return eval(f"lambda L: [{', '.join(dict.fromkeys(names))}]", {"G": self._builder.scope["G"]})
 
     def _keeps(self, source: Source) -> bool:
-        from torch._dynamo.source import AttrSource, DictGetItemSource
+        from torch._dynamo.source import AttrSource, DictGetItemSource, NNModuleSource
 
         if source == self._root:
             return isinstance(self._builder.get(source), nn.Module)
         if not self.keeps(source.base):
             return False
-        base, value = self._builder.get(source.base), self._builder.get(source)
-        if base is value:  # another name
+        if isinstance(source, NNModuleSource):  # the same module
             return True
+        base, value = self._builder.get(source.base), self._builder.get(source)
         if isinstance(base, nn.Module) and isinstance(source, AttrSource):
             attributes = vars(base)
             if source.member in _DICTS:
@@ -166,21 +167,17 @@ class Unchanged:
         if not self._guards.check(variables):
             self._reasons[:] = self._guards.check_verbose(variables).verbose_code_parts[:1]
             return False
-        seen = self._seen.get(id(model))
+        seen, asked = self._seen.get(id(model)), 1
         if seen is not None and seen.versions.alive():
-            seen.asked += 1
+            asked = seen.asked = seen.asked + 1
             # A model that changes from call to call: its versions, as dear as the guards, are of use ever less often.
-            if seen.asked & (seen.asked - 1):
+            if asked & (asked - 1):
                 return True
         try:
             versions = ModuleVersions(self._modules(variables))
         except TypeError:  # a module that holds its parameters otherwise
             return True
         if self._guards.check(variables):  # no other thread has changed it before its versions were taken
-            self._remember(id(model), versions)
+            alive = {key: seen for key, seen in self._seen.items() if seen.versions.alive()}
+            self._seen = alive | {id(model): _Seen(versions, asked)}
         return True
-
-    def _remember(self, key: int, versions: ModuleVersions) -> None:
-        asked = self._seen[key].asked if key in self._seen else 1
-        self._seen = {key: seen for key, seen in self._seen.items() if seen.versions.alive()}
-        self._seen[key] = _Seen(versions, asked)
