@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "prefetch.h"
+
 namespace torch_blocked {
 namespace py = pybind11;
 namespace {
@@ -63,8 +65,7 @@ bool ModuleVersions::Tensor::changed() const {
 
 void ModuleVersions::Tensor::prefetch() const {
   __builtin_prefetch(tensor);
-  for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64)
-    __builtin_prefetch(reinterpret_cast<const char*>(impl) + at);
+  torch_blocked::prefetch(impl);
   if (attributes != nullptr) __builtin_prefetch(attributes);
 }
 
@@ -107,7 +108,6 @@ ModuleVersions::ModuleVersions(const std::vector<py::object>& modules) : modules
 
 bool ModuleVersions::hold(py::handle first) const {
   if (modules_.empty() || modules_.front().module != first.ptr()) return false;
-  // The convolutions of a call put them out of the caches: all misses at once.
   for (const Module& module : modules_) module.prefetch();
   return std::none_of(modules_.begin(), modules_.end(), [](const Module& module) { return module.changed(); });
 }

@@ -4,16 +4,16 @@
 
 #include <algorithm>
 
+#include "prefetch.h"
+
 namespace torch_blocked {
 namespace {
 
 using Tensors = std::vector<c10::TensorImpl*>;
 
-// What `is` reads of each, which the convolutions of a call put out of the caches: all misses at once.
-void prefetch(const Tensors& tensors) {
-  for (c10::TensorImpl* const tensor : tensors)
-    for (size_t at = 0; at < sizeof(c10::TensorImpl); at += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(tensor) + at);
+// What `is` reads of each.
+void prefetch_all(const Tensors& tensors) {
+  for (c10::TensorImpl* const tensor : tensors) prefetch(tensor);
   for (c10::TensorImpl* const tensor : tensors) __builtin_prefetch(tensor->unsafe_storage().unsafeGetStorageImpl());
 }
 
@@ -24,7 +24,7 @@ Tensors tensors_of(const pybind11::list& objects) {
     if (!THPVariable_Check(object.ptr())) throw pybind11::type_error("Watch.number: not a tensor");
     tensors.push_back(THPVariable_Unpack(object.ptr()).unsafeGetTensorImpl());
   }
-  prefetch(tensors);
+  prefetch_all(tensors);
   return tensors;
 }
 
