@@ -21,40 +21,6 @@ void set_isa_by_name(c10::string_view name) {
 }  // namespace
 }  // namespace torch_blocked
 
-// Not operators: called for every BlockedTensor that is made, and every convolution.
-extern "C" {
-
-// How often convolutions that this thread called have reordered their weights.
-__attribute__((visibility("default"))) int64_t torch_blocked_weight_reorders() {
-  return torch_blocked::ReorderedWeights::count();
-}
-
-// `tensor` counts its versions together with `other`: a write to either is a write to both.
-__attribute__((visibility("default"))) void torch_blocked_share_version(void* tensor, void* other) {
-  auto* const impl = static_cast<c10::TensorImpl*>(tensor);
-  auto* const counted = static_cast<c10::TensorImpl*>(other);
-  if (!impl->is_inference() && !counted->is_inference()) impl->set_version_counter(counted->version_counter());
-}
-
-// A wrapper subclass has a storage without bytes; code that does not know uses address 0. From here on it has none, and
-// what asks for the bytes gets an error. (Only the storage's data removed, the profiler would get one at every
-// operator: it looks at the address of what has a storage.) Its versions are those of the physical tensor.
-__attribute__((visibility("default"))) void torch_blocked_wrap(void* wrapper, void* physical) {
-  static_cast<c10::TensorImpl*>(wrapper)->release_storage_and_set_meta_custom_data_ptr_error_msg_(
-      "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
-  torch_blocked_share_version(wrapper, physical);
-}
-
-// The logical size, after an operator that changes a tensor's own shape.
-__attribute__((visibility("default"))) void torch_blocked_set_size(void* wrapper, const int64_t* size, int64_t ndim) {
-  auto* const impl = static_cast<c10::TensorImpl*>(wrapper);
-  const bool allowed = impl->allow_tensor_metadata_change();
-  impl->set_allow_tensor_metadata_change(true);
-  impl->set_sizes_contiguous(c10::IntArrayRef(size, ndim));
-  impl->set_allow_tensor_metadata_change(allowed);
-}
-}
-
 // Lists that may be empty are optional: the executor of AOTInductor's packages passes nothing for them.
 TORCH_LIBRARY(torch_blocked, m) {
   m.def(
@@ -93,6 +59,7 @@ TORCH_LIBRARY(torch_blocked, m) {
       "int[] stride, int[] padding, int[] dilation, int groups, int block) -> (str, str)");
   m.def("set_winograd(str mode, int max_bytes) -> ()", torch_blocked::set_winograd_by_name);
   m.def("packed_weights_bytes() -> int", torch_blocked::packed_weights_bytes);
+  m.def("weight_reorders() -> int", torch_blocked::ReorderedWeights::count);
   m.def("batch_norm(Tensor src, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps) -> Tensor");
   m.def("batch_norm_statistics(Tensor src, SymInt channels) -> (Tensor, Tensor)");
   m.def(

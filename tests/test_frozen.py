@@ -10,7 +10,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 import torch_blocked as tb
-from torch_blocked import library
+from torch_blocked import _python, library
 
 modes = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 
@@ -30,11 +30,11 @@ def test_answers(mode, blocked, graphs):
     frozen = compiled(copy.deepcopy(model).to(tb.blocked) if blocked else copy.deepcopy(model))
     with mode(), tb.winograd("f4"):
         frozen(torch.randn(2, 3, 14, 13))
-        packed = library.weight_reorders()
+        packed = _python.weight_reorders()
         for _ in range(2):
             x = torch.randn(2, 3, 14, 13)
             assert_close(frozen(x), model(x))
-        assert library.weight_reorders() == packed
+        assert _python.weight_reorders() == packed
 
 
 @modes

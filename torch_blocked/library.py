@@ -91,10 +91,8 @@ diff_src``
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -105,16 +103,6 @@ from torch_blocked.fakes import FAKES
 
 PATH = next(Path(__file__).parent.glob("_C*"))  # the C++ operators; packages of compiled models need only this
 torch.ops.load_library(PATH)
-_C = ctypes.PyDLL(str(PATH))  # what is called through it returns at once: the interpreter's lock is kept
-# Both take `Tensor._cdata` of two tensors: a wrapper and its physical tensor; a tensor and the one whose version
-# counter it is to share.
-wrap, share_version = _C.torch_blocked_wrap, _C.torch_blocked_share_version
-# How often convolutions that this thread called have reordered their weights.
-weight_reorders = _C.torch_blocked_weight_reorders
-weight_reorders.argtypes, weight_reorders.restype = [], ctypes.c_int64
-for _function in (wrap, share_version):
-    _function.argtypes, _function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
-_C.torch_blocked_set_size.argtypes, _C.torch_blocked_set_size.restype = [ctypes.c_void_p] * 2 + [ctypes.c_int64], None
 ops = torch.ops.torch_blocked
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of convolutions and batch normalization
@@ -137,11 +125,6 @@ upsample_op = ops.upsample.default
 max_pool_backward_op = ops.max_pool_backward.default
 avg_pool_backward_op = ops.avg_pool_backward.default
 upsample_backward_op = ops.upsample_backward.default
-
-
-def set_size(cdata: int, size: Sequence[int]) -> None:
-    """Changes the logical size of a wrapper, given by its `_cdata`."""
-    _C.torch_blocked_set_size(cdata, (ctypes.c_int64 * len(size))(*size), len(size))
 
 
 def isa() -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
 
-from torch_blocked import library, printing, proxies
+from torch_blocked import _python, library, printing, proxies
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
@@ -44,7 +44,7 @@ class BlockedTensor(Tensor):
         self = Tensor._make_wrapper_subclass(
             cls, size, dtype=physical.dtype, device=physical.device, requires_grad=requires_grad
         )
-        library.wrap(self._cdata, physical._cdata)
+        _python.wrap(self, physical)
         self._physical, self._blocking = physical, blocking
         if proxies.is_any_mode_on():
             proxies.follow_blocked(self)
@@ -56,6 +56,10 @@ class BlockedTensor(Tensor):
             return NotImplemented
         if proxies.is_any_mode_on():
             proxies.follow_physical((args, kwargs))
+        elif not registry.LEVEL and not kwargs and (quick := registry.QUICK.get(func)) is not None:
+            result = quick(args)
+            if result is not NotImplemented:
+                return result
         handler = registry.look_up(func)
         if not registry.LEVEL:
             return handler(func, *args, **(kwargs or {}))
@@ -138,7 +142,7 @@ class BlockedTensor(Tensor):
         if isinstance(value, BlockedTensor):
             Tensor.data.__set__(self, value)
             self._physical, self._blocking = value._physical, value._blocking
-            library.share_version(self._cdata, self._physical._cdata)
+            _python.share_version(self, self._physical)
             return
         check_tensor("assigning .data", value)
         # `.data =` changes no class: a plain value would be read as blocked. Swapping the objects does.

@@ -1,7 +1,11 @@
 // What needs Python's C API, as a module: torch_blocked._python.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
 
+#include "blocked.h"
+#include "handlers.h"
 #include "module_versions.h"
 #include "watch.h"
 
@@ -13,5 +17,21 @@ PYBIND11_MODULE(_python, m) {
       .def(py::init<const std::vector<py::object>&>())
       .def("hold", &ModuleVersions::hold)
       .def("alive", &ModuleVersions::alive);
+  m.def("wrap", &wrap);
+  m.def("share_version", &share_version);
+  m.def("set_size", &set_size);
+  m.def("weight_reorders", &weight_reorders);
+  py::class_<Handlers>(m, "Handlers")
+      .def(py::init<py::object, py::dict, py::object>())
+      .def("convolution", torch::wrap_pybind_function(&Handlers::convolution))
+      .def("conv2d", torch::wrap_pybind_function(&Handlers::conv2d))
+      .def("native_batch_norm", torch::wrap_pybind_function(&Handlers::native_batch_norm))
+      .def("batch_norm", torch::wrap_pybind_function(&Handlers::batch_norm))
+      .def("mean", torch::wrap_pybind_function(&Handlers::mean))
+      .def("adaptive_avg_pool2d", torch::wrap_pybind_function(&Handlers::adaptive_avg_pool2d))
+      .def("cat", torch::wrap_pybind_function(&Handlers::cat));
+  py::class_<Pointwise>(m, "Pointwise")
+      .def(py::init<py::object, std::string, std::string, std::string, int64_t, bool>())
+      .def("__call__", torch::wrap_pybind_function(&Pointwise::operator()));
   py::class_<Watch>(m, "Watch").def(py::init<>()).def("number", &Watch::number).def("holds", &Watch::holds);
 }

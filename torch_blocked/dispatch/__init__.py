@@ -21,6 +21,7 @@ FAMILIES = (
     "views",
     "inplace_views",
     "foreach",
+    "quick",
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from torch_blocked import counting, library, reorder
+from torch_blocked import _python, counting, library, reorder
 from torch_blocked.dispatch.fallback import announce, fallback, run_plain
 from torch_blocked.dispatch.registry import register
 from torch_blocked.formats import plain_format
@@ -18,7 +18,7 @@ from torch_blocked.tensor import BlockedTensor, check_tensor
 aten = torch.ops.aten
 
 _PLAIN = Blocking()
-_CHANNELS = {block: Blocking(((1, block),)) for block in (8, 16)}
+CHANNELS = {block: Blocking(((1, block),)) for block in (8, 16)}
 
 # stride, padding, dilation: lists of a number a spatial dim each. A plain tuple, which costs a call the least.
 Window = tuple[list[int], list[int], list[int]]
@@ -51,14 +51,15 @@ def convolution(
 def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, groups: int) -> BlockedTensor:
     block, src, src_blocking = _source(x, weight, groups)
     wei, wei_blocking = _physical(weight)
-    before = library.weight_reorders()
+    before = _python.weight_reorders()
     physical = library.convolution_op(
         src, sum(src_blocking, ()), wei, weight.shape, sum(wei_blocking, ()), reorder.to_plain(bias),
         *window, groups, block,
     )  # fmt: skip
-    _count_packing(before, wei, wei_blocking, block)
+    if _python.weight_reorders() != before:
+        record_packing(weight, block)
     size = physical.shape
-    return BlockedTensor(physical, _CHANNELS[block], (size[0], weight.shape[0], *size[2:-1]))
+    return BlockedTensor(physical, CHANNELS[block], (size[0], weight.shape[0], *size[2:-1]))
 
 
 def _convolution_transpose(
@@ -68,20 +69,21 @@ def _convolution_transpose(
     stride, padding, dilation = window
     block = _kernel_block(x, weight)
     wei, wei_blocking = _physical(weight)
-    before = library.weight_reorders()
+    before = _python.weight_reorders()
     physical = library.convolution_transpose_op(
-        reorder.to_blocking(x, _CHANNELS[block]), (1, block), wei, weight.shape, sum(wei_blocking, ()),
+        reorder.to_blocking(x, CHANNELS[block]), (1, block), wei, weight.shape, sum(wei_blocking, ()),
         reorder.to_plain(bias), stride, padding, output_padding, dilation, groups, block,
     )  # fmt: skip
-    _count_packing(before, wei, wei_blocking, block)
+    if _python.weight_reorders() != before:
+        record_packing(weight, block)
     n, _, *spatial, _ = physical.shape
-    return BlockedTensor(physical, _CHANNELS[block], (n, weight.shape[1] * groups, *spatial))
+    return BlockedTensor(physical, CHANNELS[block], (n, weight.shape[1] * groups, *spatial))
 
 
-def _count_packing(before: int, wei: Tensor, wei_blocking: Blocking, block: int) -> None:
-    """Records that an operator has reordered its weights; `before` is what `weight_reorders` was."""
-    if library.weight_reorders() != before:
-        counting.record_reorder(wei_blocking, _CHANNELS[block], wei, wei)
+def record_packing(weight: Tensor, block: int) -> None:
+    """Records that an operator has reordered its weights."""
+    wei, wei_blocking = _physical(weight)
+    counting.record_reorder(wei_blocking, CHANNELS[block], wei, wei)
 
 
 @register(aten.conv2d.default)
@@ -168,7 +170,7 @@ def _physical(weight: Tensor) -> tuple[Tensor, Blocking]:
 def _kernel_block(x: Tensor, weight: Tensor) -> int:
     """The answer's block: that of x, else of the weight, where this CPU's kernels take it."""
     kernel_blocks = library.kernel_blocks()
-    if isinstance(x, BlockedTensor) and x._blocking in _CHANNELS.values() and x._blocking[0][1] in kernel_blocks:
+    if isinstance(x, BlockedTensor) and x._blocking in CHANNELS.values() and x._blocking[0][1] in kernel_blocks:
         return x._blocking[0][1]
     block = weight._blocking.block(0) if isinstance(weight, BlockedTensor) else 0
     return block if block in kernel_blocks else kernel_blocks[0]
@@ -180,7 +182,7 @@ def _source(x: Tensor, weight: Tensor, groups: int) -> tuple[int, Tensor, Blocki
     # An image of few channels is read as it lies.
     if not isinstance(x, BlockedTensor) and groups == 1 and x.size(1) < block:
         return block, x, _PLAIN
-    blocking = _CHANNELS[block]
+    blocking = CHANNELS[block]
     return block, reorder.to_blocking(x, blocking), blocking
 
 
@@ -253,7 +255,7 @@ def convolution_backward(
         grads = run_plain(func, (grad, x, weight, *arguments), {})
         return _as(grads[0], x), _as(grads[1], weight), grads[2]
     block = _kernel_block(x, weight)
-    diff_dst = BlockedTensor(reorder.to_blocking(grad, _CHANNELS[block]), _CHANNELS[block], grad.shape)
+    diff_dst = BlockedTensor(reorder.to_blocking(grad, CHANNELS[block]), CHANNELS[block], grad.shape)
     diff_src = diff_weight = diff_bias = None
     if output_mask[0]:
         backward = _convolution if transposed else _convolution_transpose
@@ -281,7 +283,7 @@ def _weight_gradient(x: Tensor, diff_dst: Tensor, weight: Tensor, window: Window
     block, src, src_blocking = _source(x, weight, groups)
     fmt = weight.format if isinstance(weight, BlockedTensor) else plain_format(weight.dim(), None)
     physical = library.convolution_weight_gradient_op(
-        src, sum(src_blocking, ()), reorder.to_blocking(diff_dst, _CHANNELS[block]), weight.shape, fmt.order,
+        src, sum(src_blocking, ()), reorder.to_blocking(diff_dst, CHANNELS[block]), weight.shape, fmt.order,
         sum(fmt.blocking, ()), *window, groups,
     )  # fmt: skip
     return BlockedTensor(physical, fmt.blocking, weight.shape) if fmt.blocking else physical

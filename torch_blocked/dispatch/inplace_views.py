@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from torch_blocked import library, reorder
+from torch_blocked import _python, reorder
 from torch_blocked.dispatch.fallback import bump_version, fallback
 from torch_blocked.dispatch.registry import HANDLERS, register
 from torch_blocked.formats import activation_format
@@ -65,6 +65,6 @@ def resize_as_(func: OpOverload, x: Tensor, template: Tensor, **kwargs: object) 
 
 def _become(x: BlockedTensor, other: BlockedTensor) -> None:
     """Gives `x` the bytes, the blocking and the size of `other`."""
-    library.set_size(x._cdata, other.shape)
-    library.share_version(other._physical._cdata, x._physical._cdata)
+    _python.set_size(x, other.shape)
+    _python.share_version(other._physical, x._physical)
     x._physical, x._blocking = other._physical, other._blocking

@@ -110,7 +110,7 @@ def _call(func: OpOverload, args: list[object]) -> object:
     first = args[0]
     if type(first) is not Tensor or first.numel() < POOLED or func._opname not in KEEPS_DTYPE or not _is_like(*args):
         return func(*args)
-    into, name = _out_variant(func)
+    into, name = out_variant(func)
     return into(*args, **{name: library.empty_like(first)})
 
 
@@ -124,7 +124,7 @@ def _is_like(first: Tensor, *others: object) -> bool:
 
 
 @functools.cache
-def _out_variant(func: OpOverload) -> tuple[OpOverload, str]:
+def out_variant(func: OpOverload) -> tuple[OpOverload, str]:
     """The overload with the same arguments that writes to one, and that one's name."""
     names = [a.name for a in func._schema.arguments]
     packet = func.overloadpacket

@@ -15,8 +15,10 @@ import torch
 from torch._ops import OpOverload
 
 Handler = Callable[..., object]
+QuickHandler = Callable[[tuple], object]
 
 HANDLERS: dict[OpOverload, Handler] = {}
+QUICK: dict[OpOverload, QuickHandler] = {}  # asked first, of the arguments without keywords: see quick.py
 HANDLE_FIRST: set[type] = set()
 LEVEL: list[Callable[[], None]] = []  # called before and after every handler: see traced_views.py
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from torch_blocked import library, reorder
+from torch_blocked import _python, reorder
 from torch_blocked.dispatch import traced_views
 from torch_blocked.dispatch.fallback import assign, map_nested, written_arguments
 from torch_blocked.dispatch.registry import Handler, handle_first, register_view_rule
@@ -44,8 +44,8 @@ def _as_view(x: BlockedTensor, result: object) -> object:
     base = x._physical
     if isinstance(result, BlockedTensor):
         if result._physical is not base:
-            library.share_version(result._physical._cdata, base._cdata)
-            library.share_version(result._cdata, base._cdata)
+            _python.share_version(result._physical, base)
+            _python.share_version(result, base)
         return result
     # The autograd engine's own views are not written to, and become gradients; fake tensors have no bytes.
     if type(result) is not Tensor or type(base) not in _EAGER or _is_called_by_the_engine():

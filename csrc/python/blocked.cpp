@@ -1,0 +1,95 @@
+#include "blocked.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace torch_blocked {
+namespace {
+
+bool is_plain(const at::Tensor& tensor) {
+  static const c10::DispatchKeySet keys({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
+                                         c10::DispatchKey::AutocastCPU, c10::DispatchKey::ADInplaceOrView});
+  return (tensor.key_set() | keys) == keys;
+}
+
+// The blocks of a Blocking, a tuple of (axis, size).
+c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking) {
+  c10::SmallVector<int64_t, 8> blocks;
+  for (const pybind11::handle pair : pybind11::reinterpret_borrow<pybind11::tuple>(blocking))
+    for (const pybind11::handle number : pybind11::reinterpret_borrow<pybind11::tuple>(pair))
+      blocks.push_back(PyLong_AsLongLong(number.ptr()));
+  return blocks;
+}
+
+pybind11::str interned(const char* name) {
+  return pybind11::reinterpret_steal<pybind11::str>(PyUnicode_InternFromString(name));
+}
+
+}  // namespace
+
+void share_version(const at::Tensor& tensor, const at::Tensor& other) {
+  if (!tensor.is_inference() && !other.is_inference())
+    tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
+}
+
+void wrap(const at::Tensor& wrapper, const at::Tensor& physical) {
+  wrapper.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(
+      "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
+  share_version(wrapper, physical);
+}
+
+void set_size(const at::Tensor& wrapper, const std::vector<int64_t>& size) {
+  c10::TensorImpl& impl = *wrapper.unsafeGetTensorImpl();
+  const bool allowed = impl.allow_tensor_metadata_change();
+  impl.set_allow_tensor_metadata_change(true);
+  impl.set_sizes_contiguous(size);
+  impl.set_allow_tensor_metadata_change(allowed);
+}
+
+int64_t Operand::block(int64_t axis) const {
+  int64_t block = 1;
+  for (size_t i = 0; i < blocks.size(); i += 2)
+    if (blocks[i] == axis) block *= blocks[i + 1];
+  return block;
+}
+
+bool Operand::is_padded() const {
+  for (size_t i = 0; i < blocks.size(); i += 2)
+    if (sizes()[blocks[i]] % block(blocks[i])) return true;
+  return false;
+}
+
+BlockedType::BlockedType(pybind11::object type)
+    : type_(std::move(type)), physical_(interned("_physical")), blocking_(interned("_blocking")) {}
+
+std::optional<Operand> BlockedType::read(pybind11::handle object) const {
+  const bool blocked = pybind11::type::handle_of(object).is(type_);
+  if (!blocked && !THPVariable_CheckExact(object.ptr())) return std::nullopt;
+  Operand operand;
+  operand.tensor = operand.physical = THPVariable_Unpack(object.ptr());
+  if (blocked) {
+    const pybind11::object physical = object.attr(physical_);
+    if (!THPVariable_CheckExact(physical.ptr())) return std::nullopt;
+    operand.physical = THPVariable_Unpack(physical.ptr());
+    operand.blocking = object.attr(blocking_);
+    operand.blocks = blocks_of(operand.blocking);
+    if (operand.tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return std::nullopt;
+  }
+  return is_plain(operand.physical) ? std::optional(std::move(operand)) : std::nullopt;
+}
+
+pybind11::object BlockedType::make(const at::Tensor& physical, const pybind11::object& blocking,
+                                   at::IntArrayRef size) const {
+  const at::Tensor wrapper(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                                physical.dtype(), physical.device()));
+  wrapper.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  wrap(wrapper, physical);
+  const auto object = pybind11::reinterpret_steal<pybind11::object>(
+      THPVariable_Wrap(wrapper, reinterpret_cast<PyTypeObject*>(type_.ptr())));
+  if (!object) throw pybind11::error_already_set();
+  wrapper.unsafeGetTensorImpl()->set_python_dispatch(true);  // its operators are for __torch_dispatch__
+  pybind11::setattr(object, physical_, pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(physical)));
+  pybind11::setattr(object, blocking_, blocking);
+  return object;
+}
+
+}  // namespace torch_blocked

@@ -1,0 +1,52 @@
+// BlockedTensor (torch_blocked/tensor.py) as C++ reads and makes it.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace torch_blocked {
+
+// A tensor in the CPU's memory, blocked or plain; its bytes are no subclass, not functional, batched or lazily
+// conjugate, its sizes numbers.
+struct Operand {
+  at::Tensor tensor, physical;          // one and the same where it is plain
+  pybind11::object blocking;            // as Python has it; null where it is plain
+  c10::SmallVector<int64_t, 8> blocks;  // (axis, size, axis, size, ...)
+
+  at::IntArrayRef sizes() const { return tensor.sizes(); }
+  bool is_blocked() const { return bool(blocking); }
+  int64_t block(int64_t axis) const;  // the product of its blocks; 1 if it is not blocked
+  bool is_padded() const;
+};
+
+// The class BlockedTensor.
+class BlockedType {
+ public:
+  explicit BlockedType(pybind11::object type);
+  // None where `object` is no such tensor.
+  std::optional<Operand> read(pybind11::handle object) const;
+  // As BlockedTensor(physical, blocking, size).
+  pybind11::object make(const at::Tensor& physical, const pybind11::object& blocking, at::IntArrayRef size) const;
+
+ private:
+  pybind11::object type_;
+  pybind11::str physical_, blocking_;  // names of attributes
+};
+
+// `tensor` counts its versions together with `other`: a write to either is a write to both.
+void share_version(const at::Tensor& tensor, const at::Tensor& other);
+
+// Makes a wrapper subclass one of `physical`. It has a storage without bytes, and code that does not know uses address
+// 0: from here on it has none, and what asks for the bytes gets an error. (Only the storage's data removed, the
+// profiler would get one at every operator: it looks at the address of what has a storage.) Its versions are the
+// physical's.
+void wrap(const at::Tensor& wrapper, const at::Tensor& physical);
+
+// Changes the logical size of a wrapper, after an operator that changes a tensor's own shape.
+void set_size(const at::Tensor& wrapper, const std::vector<int64_t>& size);
+
+}  // namespace torch_blocked

@@ -1,0 +1,337 @@
+"""The handlers in C++: the answers of those in Python, and only to the arguments that are theirs."""
+
+import contextlib
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import padding_is_zero
+
+import torch_blocked as tb
+from torch_blocked import library
+from torch_blocked.benchmark.models import make_model
+from torch_blocked.dispatch import registry
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+aten = torch.ops.aten
+MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+@contextlib.contextmanager
+def asked(handlers=None):
+    """Records which operators ask a handler in C++, and whether it answers; only those of `handlers` do."""
+    seen, before = [], dict(registry.QUICK)
+
+    def recorded(func, handler):
+        def ask(args):
+            answer = handler(args)
+            seen.append((func, answer is not NotImplemented))
+            return answer
+
+        return ask
+
+    try:
+        registry.QUICK.clear()
+        registry.QUICK.update(
+            {func: recorded(func, handler) for func, handler in before.items() if handlers is None or func in handlers}
+        )
+        yield seen
+    finally:
+        registry.QUICK.update(before)
+
+
+def image(channels=20, *, n=2, size=(5, 6), dtype=torch.float32, fmt=tb.blocked):
+    return torch.randn(n, channels, *size).to(dtype).to(fmt)
+
+
+def weight(*size, dtype=torch.float32):
+    w = torch.randn(size).to(dtype)
+    return w.to(tb.blocked.for_module()) if len(size) == 4 else w
+
+
+def vectors(channels, dtype=torch.float32):
+    """Weight, bias, mean and variance of a batch normalization."""
+    return *torch.randn(3, channels, dtype=dtype), torch.rand(channels, dtype=dtype) + 0.5
+
+
+def of_images(function, *channels, **kwargs):
+    """A call, as a function that draws its arguments and one that takes them."""
+    return lambda: [image(c, **kwargs) for c in channels], function
+
+
+def conv(*args, src=20, size=(24, 20, 3, 3), bias=True, dtype=torch.float32, plain=False, function=F.conv2d):
+    def draw():
+        x = torch.randn(2, src, 9, 8) if plain else image(src, size=(9, 8), dtype=dtype)
+        return [x, weight(*size, dtype=dtype), weight(size[0], dtype=dtype) if bias else None]
+
+    return draw, lambda x, w, b: function(x, w, b, *args)
+
+
+def batch_norm(dtype=torch.float32, channels=20, affine=True, fmt=tb.blocked):
+    def draw():
+        w, b, mean, var = vectors(channels)
+        return [image(channels, dtype=dtype, fmt=fmt), mean, var, *((w, b) if affine else (None, None))]
+
+    return draw, lambda *args: F.batch_norm(*args, False, 0.1, 1e-3)
+
+
+def cat(dim, *sizes, dtype=torch.float32):
+    return lambda: [torch.randn(s).to(dtype).to(tb.blocked) for s in sizes], lambda *xs: torch.cat(xs, dim)
+
+
+TAKEN = {
+    "convolution": conv(),
+    "convolution, no bias": conv(bias=False),
+    "convolution, window": conv((2, 1), (1, 0), (1, 2)),
+    "convolution, one number": conv([2], [1], [1]),
+    "convolution, pointwise": conv(size=(24, 20, 1, 1)),
+    "convolution, depthwise": conv(1, 1, 1, 20, size=(20, 1, 3, 3)),
+    "convolution, groups": conv(1, 1, 1, 2, src=32, size=(32, 16, 3, 3)),
+    "convolution, plain src": conv(2, 1, src=3, size=(24, 3, 3, 3), plain=True),
+    "convolution, bfloat16": conv(dtype=torch.bfloat16),
+    "convolution, float16": conv(dtype=torch.float16),
+    "batch_norm": batch_norm(),
+    "batch_norm, not affine": batch_norm(affine=False),
+    "batch_norm, bfloat16": batch_norm(torch.bfloat16),
+    "relu": of_images(torch.relu, 20),
+    "relu_": of_images(torch.relu_, 20),
+    "relu, order of outer axes": of_images(torch.relu, 20, fmt=tb.format("cAdb4a")),
+    "relu, float64": of_images(torch.relu, 20, dtype=torch.float64),
+    "relu, pooled": of_images(torch.relu, 16, size=(160, 160)),
+    "silu": of_images(F.silu, 20),
+    "silu, pooled": of_images(F.silu, 20, size=(100, 100)),
+    "gelu": of_images(F.gelu, 20),
+    "hardswish": of_images(F.hardswish, 20),
+    "sigmoid": of_images(torch.sigmoid, 32),
+    "sigmoid, pooled": of_images(torch.sigmoid, 16, size=(160, 160)),
+    "relu6": of_images(F.relu6, 32),
+    "relu6_": of_images(lambda x: F.relu6(x, inplace=True), 32),
+    "leaky_relu": of_images(lambda x: F.leaky_relu(x, 0.2), 32),
+    "add": of_images(torch.add, 20, 20),
+    "add_": of_images(lambda x, y: x.add_(y), 20, 20),
+    "add_, itself": of_images(lambda x: x.add_(x), 20),
+    "add, pooled": of_images(torch.add, 16, 16, size=(160, 160)),
+    "mul": of_images(torch.mul, 20, 20),
+    "mul, squeeze and excite": (lambda: [image(), image(size=(1, 1))], torch.mul),
+    "mul, the first broadcasts": (lambda: [image(size=(1, 1)), image()], torch.mul),
+    "mul, batch broadcasts": (lambda: [image(n=1), image()], torch.mul),
+    "mean": of_images(lambda x: x.mean((2, 3), keepdim=True), 20),
+    "mean, from the end": of_images(lambda x: x.mean([-1, -2], True), 20),
+    "adaptive_avg_pool2d": of_images(lambda x: F.adaptive_avg_pool2d(x, 1), 20),
+    "adaptive_avg_pool2d, windows": of_images(lambda x: F.adaptive_avg_pool2d(x, (3, 4)), 20),
+    "cat": cat(1, (2, 16, 4, 5), (2, 32, 4, 5), (2, 20, 4, 5)),
+    "cat, one": cat(1, (2, 20, 4, 5)),
+    "cat, rows": cat(-2, (2, 20, 4, 5), (2, 20, 3, 5)),
+    "cat, images": cat(0, (2, 20, 4, 5), (1, 20, 4, 5), dtype=torch.bfloat16),
+}
+
+LEFT = {
+    "convolution, transposed": conv(size=(20, 24, 3, 3), bias=False, function=F.conv_transpose2d),
+    "convolution, plain src": conv(src=32, size=(24, 32, 3, 3), plain=True),
+    "convolution, other dtype": conv(dtype=torch.float64),
+    "convolution, too few channels": conv(size=(24, 21, 3, 3)),
+    "convolution, no groups": conv(1, 1, 1, 0),
+    "convolution, stride 0": conv(0),
+    "convolution, other blocks": (
+        lambda: [image(fmt=tb.format("nChw4c")), weight(24, 20, 3, 3)],
+        lambda x, w: F.conv2d(x, w),
+    ),
+    "batch_norm, training": (lambda: [image(), *vectors(20)], lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, True)),
+    "batch_norm, half": (
+        lambda: [image(dtype=torch.bfloat16), *vectors(20, torch.bfloat16)],
+        lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b),
+    ),
+    "batch_norm, order of rows": batch_norm(fmt=tb.format("aBcd2b4b")),
+    "sigmoid, padded": of_images(torch.sigmoid, 20),
+    "relu6, padded": of_images(F.relu6, 20),
+    "hardsigmoid_, padded": of_images(lambda x: F.hardsigmoid(x, inplace=True), 20),
+    "mul by a number": of_images(lambda x: x * 2, 32),
+    "mul by a complex number": of_images(lambda x: x * 2j, 32),
+    "add, alpha": of_images(lambda x, y: torch.add(x, y, alpha=2), 20, 20),
+    "add, integers": of_images(torch.add, 20, 20, dtype=torch.int32),
+    "add, two dtypes": (lambda: [image(), image(dtype=torch.bfloat16)], torch.add),
+    "add, two formats": (lambda: [image(), image(fmt=tb.format("nChw4c"))], torch.add),
+    "add, plain": (lambda: [image(), torch.randn(2, 20, 5, 6)], torch.add),
+    "add, a blocked axis broadcasts": (lambda: [image(), image(1)], torch.add),
+    "add_, greater": (lambda: [image(n=1), image()], lambda x, y: x.add_(y)),
+    "add, no common size": (lambda: [image(), image(size=(5, 7))], torch.add),
+    "mean, of images": of_images(lambda x: x.mean((0, 2), keepdim=True), 20),
+    "mean, dims go": of_images(lambda x: x.mean((2, 3)), 20),
+    "mean, one dim": of_images(lambda x: x.mean(2, keepdim=True), 20),
+    "mean, float64": of_images(lambda x: x.mean((2, 3), keepdim=True), 20, dtype=torch.float64),
+    "adaptive_avg_pool2d, nothing": of_images(lambda x: F.adaptive_avg_pool2d(x, (3, 0)), 20),
+    "mean, dtype": of_images(lambda x: x.mean((2, 3), keepdim=True, dtype=torch.float64), 20),
+    "cat, a block is cut": cat(1, (2, 20, 4, 5), (2, 16, 4, 5)),
+    "cat, nothing": cat(1, (2, 16, 4, 5), (2, 0, 4, 5)),
+    "cat, other rows": cat(1, (2, 16, 4, 5), (2, 16, 5, 5)),
+    "cat, no such axis": cat(4, (2, 16, 4, 5)),
+    "cat, plain": (lambda: [image(), torch.randn(2, 20, 5, 6)], lambda *xs: torch.cat(xs)),
+}
+
+
+def answers(call, mode, handlers):
+    """The answer and the arguments after the call; which handlers were asked."""
+    draw, function = call
+    torch.default_generator.manual_seed(1)
+    with MODES[mode](), asked(handlers) as seen:
+        args = draw()
+        versions = [None if x is None or x.is_inference() else x._version for x in args]
+        seen.clear()
+        y = function(*args)
+    written = [v is not None and x._version != v for x, v in zip(args, versions, strict=True)]
+    return y, args, written, seen
+
+
+def alike(y, expected):
+    """Whether two tensors are the same in all that PyTorch and users see."""
+    assert type(y) is type(expected) and y.shape == expected.shape and y.dtype == expected.dtype
+    assert torch.equal(y.physical, expected.physical)
+    assert y.memory_desc == expected.memory_desc and y.blocking is not None and padding_is_zero(y)
+    keys = torch._C._dispatch_keys
+    assert keys(y) == keys(expected) and keys(y.physical) == keys(expected.physical)
+    for name in ("stride", "storage_offset", "is_inference", "is_contiguous"):
+        assert getattr(y, name)() == getattr(expected, name)()
+    assert y.requires_grad == expected.requires_grad and (y.is_inference() or y._version == expected._version)
+    assert vars(y).keys() == vars(expected).keys()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", TAKEN)
+def test_answers_are_those_of_the_handlers_in_python(name, mode):
+    y, args, written, seen = answers(TAKEN[name], mode, None)
+    expected, expected_args, expected_written, unseen = answers(TAKEN[name], mode, ())
+    assert not unseen
+    assert seen and all(answered for _, answered in seen)
+    alike(y, expected)
+    assert written == expected_written
+    for x, other in zip(args, expected_args, strict=True):
+        if isinstance(x, tb.BlockedTensor):
+            alike(x, other)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_arguments_are_left_to_the_handlers_in_python(name):
+    def outcome(handlers):
+        try:
+            y, args, written, seen = answers(LEFT[name], "no_grad", handlers)
+        except Exception as error:
+            return type(error), str(error), None, None
+        return y, args, written, seen
+
+    y, args, written, seen = outcome(None)
+    expected, expected_args, expected_written, _ = outcome(())
+    if isinstance(y, type):
+        assert (y, args) == (expected, expected_args)
+        return
+    assert not any(answered for _, answered in seen)
+    assert written == expected_written and type(y) is type(expected) and y.dtype == expected.dtype
+    torch.testing.assert_close(y.to_dense(), expected.to_dense(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_lowered_tiers_take_their_own_blocks(isa):
+    y, _, _, seen = answers(conv(), "no_grad", None)
+    assert y.blocking == ((1, library.isa_block()),) and all(answered for _, answered in seen)
+    sixteen = lambda: [image(fmt=tb.nChw16c), torch.randn(24, 20, 3, 3).to(tb.OIhw16i16o)], F.conv2d
+    y, _, _, seen = answers(sixteen, "no_grad", None)
+    assert [answered for _, answered in seen] == [isa == "avx512"]
+    alike(y, answers(sixteen, "no_grad", ())[0])
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "efficientnet_b0", "densenet121"])
+def test_networks_leave_nothing_to_python_that_has_a_handler(name, mode):
+    model = make_model(name).eval().to(tb.blocked)
+    with MODES[mode](), asked() as seen:
+        model(torch.randn(1, 3, 64, 64))
+    left = {func for func, answered in seen if not answered}
+    # The last average loses its dims: a plain vector comes out.
+    assert len(seen) > 50 and left <= {aten.mean.dim}
+
+
+def test_gradients_flow_through(models):
+    plain, blocked = models
+    x = torch.randn(2, 20, 9, 9)
+    plain(x).sum().backward()
+    with asked() as seen:
+        blocked(x.to(tb.blocked)).sum().backward()
+    assert any(answered for _, answered in seen)
+    for p, q in zip(plain.parameters(), blocked.parameters(), strict=True):
+        torch.testing.assert_close(q.grad.to_dense() if isinstance(q.grad, tb.BlockedTensor) else q.grad, p.grad)
+
+
+def test_weights_reordered_within_are_counted():
+    x, w = image(32), torch.randn(24, 32, 3, 3)
+    with torch.no_grad(), asked() as seen, tb.count() as counts:
+        F.conv2d(x, w)
+    assert [answered for _, answered in seen] == [True] and counts.reorders.total() == 1
+    with torch.no_grad(), asked(()), tb.count() as expected:
+        F.conv2d(x, w)
+    assert counts.reorders == expected.reorders and counts.reorder_bytes == expected.reorder_bytes
+
+
+def test_modes_see_every_operator():
+    x, seen = image(), []
+
+    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watching(), asked() as asking:
+        torch.relu(x)
+    assert aten.relu.default in seen and torch.ops.aten.relu.default in seen and len(asking) <= 1
+
+
+def test_memory_goes_with_the_answer():
+    y = torch.relu(image())
+    gone = weakref.ref(y), weakref.ref(y.physical)
+    del y
+    assert [r() for r in gone] == [None, None]
+
+
+def test_threads_call_them_at_once():
+    x, w = image(32, size=(20, 20)), weight(32, 32, 3, 3)
+    expected, found = F.conv2d(x, w).relu_(), [None] * 4
+
+    def call(i):
+        with torch.no_grad():
+            for _ in range(50):
+                found[i] = F.conv2d(x, w).relu_()
+
+    threads = [threading.Thread(target=call, args=[i]) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for y in found:
+        alike(y, expected)
+
+
+ODD = [(), (None,), (1,), ("relu",), (None,) * 9, (1,) * 9, ([],), ([None],), ([1], 0), ([], 0)]
+
+
+@pytest.mark.parametrize("func", registry.QUICK, ids=str)
+def test_odd_arguments_end_in_python(func):
+    x = image(32)
+    of_tensors = [(x,) * 9, (x, *ODD[4]), (x, x, None, *ODD[4]), (x, x, None, [1], [2, 3], "s"), ([x], None), ([x], 9)]
+    for args in ODD + of_tensors:
+        try:
+            answer = registry.QUICK[func](args)
+        except Exception as error:
+            assert str(error)
+        else:
+            assert answer is NotImplemented or isinstance(answer, tb.BlockedTensor)
+    assert padding_is_zero(x)
+
+
+def test_a_subclass_is_left_to_python():
+    class Other(tb.BlockedTensor):
+        pass
+
+    x = image()
+    other = Other(x.physical, x.blocking, x.shape)
+    for func in (aten.relu.default, aten.relu_.default):
+        assert registry.QUICK[func]((other,)) is NotImplemented
