@@ -26,6 +26,7 @@ SHAPES = [
     (3, 33, 40, 30, 30, 1, 1, 1, 0, 1, 1),
     (1, 256, 80, 7, 7, 1, 1, 2, 0, 1, 1),
     (1, 512, 16, 3, 400, 3, 3, 1, 1, 1, 1),  # wide: the window is split over input channels
+    (1, 292, 16, 3, 400, 3, 3, 1, 1, 1, 1),  # and the last block is not half full
     (1, 16, 16, 3, 3, 3, 3, 1, 9, 6, 1),  # taps that see only padding
     (2, 24, 24, 9, 9, 3, 3, 2, 1, 1, 24),
     (1, 24, 48, 8, 9, 5, 5, 1, 2, 1, 24),  # two filters a channel

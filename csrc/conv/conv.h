@@ -51,6 +51,10 @@ struct Conv {
 
   int64_t group_ic() const { return ic / groups; }
   int64_t group_oc() const { return oc / groups; }
+  // Blocks of a group's input channels, each as often as the filter is deep, and the last of them, those that have at
+  // most half of their channels.
+  int64_t group_ic_blocks() const { return (group_ic() + block - 1) / block * kd; }
+  int64_t half_blocks() const { return (group_ic() + block - 1) % block < block / 2 ? kd : 0; }
   int64_t oc_blocks() const { return (oc + block - 1) / block; }
   // Floats from one pixel, row, plane, block of channels and image of dst to the next.
   int64_t dst_pixel() const { return dst_step() * block; }

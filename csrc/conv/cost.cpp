@@ -20,10 +20,12 @@ const Core& core() { return cores[int(isa())]; }
 
 double padded(int64_t channels, int64_t block) { return double((channels + block - 1) / block * block); }
 
-// The weights of one tap. Groups of less than a block multiply no padding, nor do the channels of a plain src.
+// The weights of one tap. Groups of less than a block multiply no padding, nor do the channels of a plain src; those of
+// a blocked one at most half a block.
 double matrix(const Conv& c) {
   const int64_t block = c.groups == 1 ? c.block : 1;
-  return double(c.groups) * padded(c.group_ic(), c.src_md.is_plain() ? 1 : block) * padded(c.group_oc(), block);
+  const int64_t multiplied = c.src_md.is_plain() ? 1 : std::max<int64_t>(1, block / 2);
+  return double(c.groups) * padded(c.group_ic(), multiplied) * padded(c.group_oc(), block);
 }
 
 double multiply_seconds(const Conv& c, double rows_of_src, double matrices) {

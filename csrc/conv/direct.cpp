@@ -49,7 +49,7 @@ Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, c.block), 
              c.src_md.strides[3] == c.block;
   flat = in_place && c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
          (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
-  ic_blocks = (c.group_ic() + c.block - 1) / c.block * c.kd;
+  ic_blocks = c.group_ic_blocks();
   oc_blocks = (c.group_oc() + c.block - 1) / c.block;
   choose_tiles();
   stream = streams_dst(c) && ic_chunk == ic_blocks && ic_blocks <= sum_blocks(c, c.kh * c.kw);
@@ -107,6 +107,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t b
   a.src_block = tile.src_block;
   a.nblocks = tile.ic_end - tile.ic_begin;
   a.lanes = std::min(c.block, c.group_ic());
+  a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - tile.ic_end));
   a.sum_blocks = sum_blocks(c, c.kh * c.kw);
   a.wei_block = c.wei_md.strides[0];
   const int64_t wei_tap = a.lanes * c.block;

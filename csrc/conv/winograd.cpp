@@ -138,6 +138,7 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
   a.ntaps = 1;
   a.nblocks = plan.ic_blocks;
   a.lanes = c.block;
+  a.half_blocks = c.half_blocks();
   a.sum_blocks = sum_blocks(c, 1);
   a.wei_ic_block = matrix;
   a.wei_block = plan.wei_block();

@@ -38,6 +38,9 @@ inline void end_sums(const ConvArgs& a, bool first, bool last, int b, bool strea
       store_vector(acc[r * Cols + c], dst + r * dst_row + c * dst_pixel, stream);
 }
 
+template <int64_t n>
+using Number = std::integral_constant<int64_t, n>;
+
 // Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels: of a plain
 // src, which has one lane a tap, less than a block.
 template <int Pixel, int Rows, int Cols, int Blocks>
@@ -53,10 +56,11 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
     UNROLL for (int b = 0; b < Blocks; b++) begin_sums<Rows, Cols>(a, first, b, !stream, acc[b]);
     // Here, not in a function, and `lanes` a constant but where there are fewer input channels than a block: else GCC
     // keeps accumulators in memory from one tap to the next. Each `step` lanes the weights reach a new cache line.
-    const auto multiply = [&](auto lanes, auto step) __attribute__((always_inline)) {
-      for (int64_t k = begin; k < std::min(begin + a.sum_blocks, a.nblocks); k++) {
+    const auto multiply = [&](int64_t from, int64_t to, auto lanes, auto step,
+                              auto skip) __attribute__((always_inline)) {
+      for (int64_t k = from; k < to; k++) {
         const float* wei = a.wei + k * a.wei_ic_block;
-        for (int64_t t = 0; t < a.ntaps; t++) {
+        for (int64_t t = 0; t < a.ntaps; t++, wei += skip) {
           const float* const src = a.src + k * a.src_block + a.taps[t];
           if (!plain && ahead != 0)
             UNROLL for (int i = 0; i < block; i += step) __builtin_prefetch(src + ahead + i * block, 0, 3);
@@ -77,14 +81,15 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
         }
       }
     };
-    using One = std::integral_constant<int64_t, 1>;
+    const int64_t end = std::min(begin + a.sum_blocks, a.nblocks), whole = std::min(end, a.nblocks - a.half_blocks);
     if constexpr (plain)
-      multiply(One(), One());
-    else if (a.lanes == block)
-      multiply(std::integral_constant<int64_t, block>(), std::integral_constant<int64_t, line / block>());
-    else
-      multiply(a.lanes, One());
-    const bool last = a.last && begin + a.sum_blocks >= a.nblocks;
+      multiply(begin, end, Number<1>(), Number<1>(), Number<0>());
+    else if (a.lanes == block) {
+      multiply(begin, whole, Number<block>(), Number<line / block>(), Number<0>());
+      multiply(std::max(begin, whole), end, Number<block / 2>(), Number<line / block>(), Number<block / 2 * block>());
+    } else
+      multiply(begin, end, a.lanes, Number<1>(), Number<0>());
+    const bool last = a.last && end == a.nblocks;
     UNROLL for (int b = 0; b < Blocks; b++) end_sums<Rows, Cols>(a, first, last, b, stream, acc[b]);
   }
 }
