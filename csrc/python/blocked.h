@@ -19,7 +19,8 @@ struct Operand {
 
   at::IntArrayRef sizes() const { return tensor.sizes(); }
   bool is_blocked() const { return bool(blocking); }
-  int64_t block(int64_t axis) const;  // the product of its blocks; 1 if it is not blocked
+  at::IntArrayRef list() const { return blocks; }  // as the operators take it
+  int64_t block(int64_t axis) const;               // the product of its blocks; 1 if it is not blocked
   bool is_padded() const;
 };
 

@@ -7,6 +7,7 @@
 #include "blocked.h"
 #include "handlers.h"
 #include "module_versions.h"
+#include "pointwise.h"
 #include "watch.h"
 
 namespace py = pybind11;
@@ -25,11 +26,14 @@ PYBIND11_MODULE(_python, m) {
       .def(py::init<py::object, py::dict, py::object>())
       .def("convolution", torch::wrap_pybind_function(&Handlers::convolution))
       .def("conv2d", torch::wrap_pybind_function(&Handlers::conv2d))
+      .def("convolution_backward", torch::wrap_pybind_function(&Handlers::convolution_backward))
       .def("native_batch_norm", torch::wrap_pybind_function(&Handlers::native_batch_norm))
       .def("batch_norm", torch::wrap_pybind_function(&Handlers::batch_norm))
+      .def("native_batch_norm_backward", torch::wrap_pybind_function(&Handlers::native_batch_norm_backward))
       .def("mean", torch::wrap_pybind_function(&Handlers::mean))
       .def("adaptive_avg_pool2d", torch::wrap_pybind_function(&Handlers::adaptive_avg_pool2d))
-      .def("cat", torch::wrap_pybind_function(&Handlers::cat));
+      .def("cat", torch::wrap_pybind_function(&Handlers::cat))
+      .def("detach", torch::wrap_pybind_function(&Handlers::detach));
   py::class_<Pointwise>(m, "Pointwise")
       .def(py::init<py::object, std::string, std::string, std::string, int64_t, bool>())
       .def("__call__", torch::wrap_pybind_function(&Pointwise::operator()));

@@ -7,25 +7,31 @@ falls back, and leave all others to the handlers in Python. The answers are the 
 from __future__ import annotations
 
 import torch
+from torch._ops import OpOverload
 
 from torch_blocked import _python
 from torch_blocked.dispatch.convolution import CHANNELS, record_packing
-from torch_blocked.dispatch.pointwise import KEEPS_DTYPE, POOLED, ZERO_OF_ZEROS, ZERO_PRESERVING, out_variant
+from torch_blocked.dispatch.pointwise import KEEPS_DTYPE, POOLED, out_variant
 from torch_blocked.dispatch.registry import QUICK, QuickHandler
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 
-POINTWISE = "add mul relu relu6 leaky_relu gelu silu hardswish sigmoid hardsigmoid hardtanh".split()
+POINTWISE = """
+    add add_ mul mul_ clone relu relu_ relu6 relu6_ hardtanh hardtanh_ leaky_relu leaky_relu_ gelu silu silu_
+    hardswish hardswish_ sigmoid sigmoid_ hardsigmoid hardsigmoid_
+    threshold_backward hardtanh_backward leaky_relu_backward gelu_backward silu_backward hardswish_backward
+    sigmoid_backward hardsigmoid_backward
+""".split()
+
+# Of zeros, or a gradient of zeros, the others make zeros.
+NOT_ZERO_OF_ZEROS = {"sigmoid", "sigmoid_", "hardsigmoid", "hardsigmoid_"}
 
 
-def _pointwise(name: str) -> QuickHandler:
-    packet = getattr(aten, name)
-    func = packet.Tensor if "Tensor" in packet.overloads() else packet.default
-    out = out_variant(func)[0]._overloadname if name in KEEPS_DTYPE else ""
-    keeps_zero = name.removesuffix("_") in (*ZERO_PRESERVING, *ZERO_OF_ZEROS)
-    schema = func._schema
-    QUICK[func] = _python.Pointwise(BlockedTensor, schema.name, schema.overload_name, out, POOLED, keeps_zero)
+def _pointwise(func: OpOverload) -> QuickHandler:
+    out = out_variant(func)[0]._overloadname if func._opname in KEEPS_DTYPE else ""
+    name, overload, keeps_zero = func._schema.name, func._schema.overload_name, func._opname not in NOT_ZERO_OF_ZEROS
+    return _python.Pointwise(BlockedTensor, name, overload, out, POOLED, keeps_zero)
 
 
 _handlers = _python.Handlers(BlockedTensor, CHANNELS, record_packing)
@@ -33,14 +39,18 @@ QUICK.update(
     {
         aten.convolution.default: _handlers.convolution,
         aten.conv2d.default: _handlers.conv2d,
+        aten.convolution_backward.default: _handlers.convolution_backward,
         aten.native_batch_norm.default: _handlers.native_batch_norm,
         aten.batch_norm.default: _handlers.batch_norm,
+        aten.native_batch_norm_backward.default: _handlers.native_batch_norm_backward,
         aten.mean.dim: _handlers.mean,
         aten._adaptive_avg_pool2d.default: _handlers.adaptive_avg_pool2d,
         aten.adaptive_avg_pool2d.default: _handlers.adaptive_avg_pool2d,
         aten.cat.default: _handlers.cat,
+        aten.detach.default: _handlers.detach,
     }
 )
 for _name in POINTWISE:
-    for _either in (_name, f"{_name}_"):
-        _pointwise(_either)
+    _packet = getattr(aten, _name)
+    _func = _packet.Tensor if "Tensor" in _packet.overloads() else _packet.default
+    QUICK[_func] = _pointwise(_func)
