@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from torch_blocked import counting, equivalents, library
+from torch_blocked import _python, counting, equivalents
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import (
@@ -34,8 +34,7 @@ def reorder_physical(
     """The physical tensor of another format of the same logical tensor; always a copy, never differentiable."""
     start = perf_counter()
     if type(src) in _EAGER and src.device.type == "cpu" and src.layout is torch.strided and not src.is_quantized:
-        with torch._C._AutoDispatchBelowAutograd():  # the operator's own autograd costs more than a small reorder
-            dst = library.reorder_op(src, size, sum(src_blocking, ()), order, sum(blocking, ()))
+        dst = _python.reorder(src, size, src_blocking, order, blocking)
     else:
         check_strided(src)
         dst = equivalents.reorder_aten(src, size, sum(src_blocking, ()), order, sum(blocking, ()))

@@ -1,6 +1,10 @@
 #include "blocked.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include "../library/operators.h"
+#include "arguments.h"
 
 namespace torch_blocked {
 namespace {
@@ -11,7 +15,12 @@ bool is_plain(const at::Tensor& tensor) {
   return (tensor.key_set() | keys) == keys;
 }
 
-// The blocks of a Blocking, a tuple of (axis, size).
+pybind11::str interned(const char* name) {
+  return pybind11::reinterpret_steal<pybind11::str>(PyUnicode_InternFromString(name));
+}
+
+}  // namespace
+
 c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking) {
   c10::SmallVector<int64_t, 8> blocks;
   for (const pybind11::handle pair : pybind11::reinterpret_borrow<pybind11::tuple>(blocking))
@@ -20,11 +29,15 @@ c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking) {
   return blocks;
 }
 
-pybind11::str interned(const char* name) {
-  return pybind11::reinterpret_steal<pybind11::str>(PyUnicode_InternFromString(name));
+at::Tensor reorder(const at::Tensor& src, const std::vector<int64_t>& size, pybind11::handle src_blocking,
+                   const std::vector<int64_t>& order, pybind11::handle blocking) {
+  static const auto op = operator_of<decltype(reorder_cpu)>("torch_blocked::reorder");
+  const auto from = blocks_of(src_blocking), to = blocks_of(blocking);
+  return unlocked([&] {
+    const at::AutoDispatchBelowAutograd below;
+    return op.call(src, c10::fromIntArrayRefSlow(size), from, order, to, std::nullopt);
+  });
 }
-
-}  // namespace
 
 void share_version(const at::Tensor& tensor, const at::Tensor& other) {
   if (!tensor.is_inference() && !other.is_inference())

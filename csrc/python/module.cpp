@@ -22,6 +22,7 @@ PYBIND11_MODULE(_python, m) {
   m.def("share_version", &share_version);
   m.def("set_size", &set_size);
   m.def("weight_reorders", &weight_reorders);
+  m.def("reorder", torch::wrap_pybind_function(&reorder));
   py::class_<Handlers>(m, "Handlers")
       .def(py::init<py::object, py::dict, py::object>())
       .def("convolution", torch::wrap_pybind_function(&Handlers::convolution))

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 import torch_blocked as tb
-from torch_blocked import library
+from torch_blocked import _python
 from torch_blocked.benchmark.measure import Run, medians
-from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, operand, run_cases, throughput
+from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, run_cases, throughput
+from torch_blocked.formats import Format
 
 COLUMNS = (
     Column("name", "reorder", -50),
@@ -118,13 +119,12 @@ def measure(case: Case, rounds: int) -> Row:
 def contestants(case: Case) -> tuple[dict[str, Run], int]:
     """What is timed, by name, and the bytes that each reads and writes."""
     src, dst = _random(case.size, DTYPES[case.dtype]).to(tb.format(case.src)), tb.format(case.dst)
-    physical, src_blocking = operand(src)
-    arguments = (physical, case.size, src_blocking, dst.order, sum(dst.blocking, ()))
-    answer = library.reorder_op(*arguments)
+    arguments = _arguments(src, dst)
+    physical, answer = arguments[0], _python.reorder(*arguments)
     nbytes = (physical.numel() + answer.numel()) * answer.element_size()
     copy_src, copy_dst = (torch.zeros(nbytes // 2 // 4) for _ in range(2))
     runs: dict[str, Run] = {
-        "blocked": lambda: library.reorder_op(*arguments),
+        "blocked": lambda: _python.reorder(*arguments),
         "memcpy": lambda: copy_dst.copy_(copy_src),
     }
     if case.src in _MEMORY_FORMATS and case.dst in _MEMORY_FORMATS:
@@ -135,10 +135,15 @@ def contestants(case: Case) -> tuple[dict[str, Run], int]:
 def calls(case: Case) -> dict[str, Run]:
     """The same reorder of one element, and a copy of one."""
     src, dst = _random((1,) * len(case.size), DTYPES[case.dtype]).to(tb.format(case.src)), tb.format(case.dst)
-    physical, src_blocking = operand(src)
-    arguments = (physical, (1,) * len(case.size), src_blocking, dst.order, sum(dst.blocking, ()))
+    arguments = _arguments(src, dst)
     copy_src, copy_dst = torch.zeros(1), torch.zeros(1)
-    return {"call": lambda: library.reorder_op(*arguments), "copy_call": lambda: copy_dst.copy_(copy_src)}
+    return {"call": lambda: _python.reorder(*arguments), "copy_call": lambda: copy_dst.copy_(copy_src)}
+
+
+def _arguments(src: Tensor, dst: Format) -> tuple[object, ...]:
+    """What `.to(dst)` hands to the operator."""
+    physical, blocking = (src.physical, src.blocking) if isinstance(src, tb.BlockedTensor) else (src, ())
+    return physical, src.shape, blocking, dst.order, dst.blocking
 
 
 def _random(size: Size, dtype: torch.dtype) -> Tensor:
