@@ -212,6 +212,10 @@ LEFT = {
         conv_backward(True, True, True)[1],
     ),
     "hardtanh_backward, padded": of_images(lambda g, x: aten.hardtanh_backward(g, x, -0.3, 0.4), 20, 20),
+    "batch_norm, training, half, no vectors": (
+        lambda: [image(dtype=torch.bfloat16)],
+        lambda x: aten.native_batch_norm.default(x, None, None, None, None, True, 0.1, 1e-3),
+    ),
     "batch_norm, half": (
         lambda: [image(dtype=torch.bfloat16), *vectors(20, torch.bfloat16)],
         lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b),
@@ -308,6 +312,24 @@ def test_other_arguments_are_left_to_the_handlers_in_python(name):
     assert not any(answered for _, answered in seen)
     assert written == expected_written
     alike(y, expected)
+
+
+@pytest.mark.parametrize("made_in", ["no_grad", "inference_mode"])
+def test_detached_tensors_are_views(made_in):
+    with MODES[made_in]():
+        x = image()
+    with asked() as seen:
+        y = x.detach()
+    assert seen == [(aten.detach.default, True)]
+    with asked(()):
+        alike(y, x.detach())
+    assert y is not x and y.data_ptr() == x.data_ptr()
+    if made_in == "no_grad":
+        x.relu_()
+        assert y._version == x._version > 0 and torch.equal(y.physical, x.physical)
+    with torch.inference_mode(), asked() as seen:
+        x.detach()
+    assert seen == [(aten.detach.default, False)]
 
 
 def test_lowered_tiers_take_their_own_blocks(isa):

@@ -53,6 +53,9 @@ py::object Handlers::batch_norm_of_batch(const py::tuple& args) const {
   const auto norm = read_batch_norm(args[0], args[1], args[2], args[3], args[4]);
   double momentum, eps;
   if (!norm || !read_float(args[6], momentum) || !read_float(args[7], eps)) return not_implemented();
+  // The vectors say in what precision the batch's are kept, without any src does.
+  const bool has_vectors = norm->weight || norm->bias || norm->mean;
+  if (!has_vectors && norm->src.physical.scalar_type() != at::kFloat) return not_implemented();
   const int64_t channels = norm->src.sizes()[1], count = norm->src.tensor.numel() / channels;
   const auto [mean, var] = unlocked([&] { return op.call(norm->src.physical, channels); });
   if (norm->mean) {
