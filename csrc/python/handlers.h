@@ -1,4 +1,4 @@
-// Handlers, as those of torch_blocked/dispatch/, of what a network's forward calls most, without Python in between.
+// Handlers, as those of torch_blocked/dispatch/, of what forward and backward of a network call most, in C++.
 //
 // Each takes the arguments of an ATen operator in a tuple, where these need no reorder, no copy and no fallback, and
 // answers NotImplemented to all others: they are for the handlers in Python, which give the same answers.

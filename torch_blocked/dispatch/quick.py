@@ -1,4 +1,4 @@
-"""The operators that a network's forward calls most, once more in C++ (csrc/python/handlers.h).
+"""The operators that forward and backward of a network call most, once more in C++ (csrc/python/handlers.h).
 
 Their handlers there take the arguments that lie as the kernels read them, so that nothing is reordered, copied or
 falls back, and leave all others to the handlers in Python. The answers are the same; a call costs a third.
