@@ -19,33 +19,46 @@ bool can_follow(const Operand& a, const Operand& b, size_t axis) {
   return b.sizes()[axis] > 0;
 }
 
+// Of the arguments of a reduction: over H and W of images, their dims kept.
+bool is_over_image(const py::tuple& args) {
+  Numbers axes;
+  const bool keeps_dims = argument(args, 2).ptr() == Py_True;
+  if (!keeps_dims || !read_numbers(args[1], 2, -2, 0, axes)) return false;
+  const auto are = [&](int64_t h, int64_t w) { return std::minmax(axes[0], axes[1]) == std::minmax(h, w); };
+  return are(2, 3) || are(-2, -1) || are(2, -1) || are(-2, 3);
+}
+
 }  // namespace
 
 Handlers::Handlers(py::object type, py::dict channels, py::object on_packing)
     : type_(std::move(type)), channels_(std::move(channels)), on_packing_(std::move(on_packing)) {}
 
 py::object Handlers::mean(const py::tuple& args) const {
-  Numbers axes;
-  const bool keeps_dims = argument(args, 2).ptr() == Py_True;
-  if (!keeps_dims || !read_numbers(args[1], 2, -2, 0, axes)) return not_implemented();
-  const auto is = [&](int64_t h, int64_t w) { return std::minmax(axes[0], axes[1]) == std::minmax(h, w); };
-  return is(2, 3) || is(-2, -1) || is(2, -1) || is(-2, 3) ? average(args[0], {1, 1}) : not_implemented();
+  return is_over_image(args) ? pool(args[0], {1, 1}, /*sum=*/false) : not_implemented();
+}
+
+py::object Handlers::sum(const py::tuple& args) const {
+  return is_over_image(args) ? pool(args[0], {1, 1}, /*sum=*/true) : not_implemented();
 }
 
 py::object Handlers::adaptive_avg_pool2d(const py::tuple& args) const {
   Numbers size;
-  return read_numbers(args[1], 2, 1, 0, size) ? average(args[0], size) : not_implemented();
+  return read_numbers(args[1], 2, 1, 0, size) ? pool(args[0], size, /*sum=*/false) : not_implemented();
 }
 
-py::object Handlers::average(py::handle object, at::IntArrayRef size) const {
+py::object Handlers::pool(py::handle object, at::IntArrayRef size, bool sum) const {
   static const auto op = operator_of<decltype(pool_cpu)>("torch_blocked::pool");
   const auto src = type_.read(object);
-  if (!src || !is_blocked_by_channels(*src) || !(src->blocks[1] == 8 || src->blocks[1] == 16) ||
+  if (!src || !is_blocked_by_channels(*src) || (src->blocks[1] != 8 && src->blocks[1] != 16) ||
       src->sizes().size() != 4 || src->physical.scalar_type() != at::kFloat || !src->tensor.numel())
     return not_implemented();
+  const at::IntArrayRef window = src->sizes().slice(2);
   const at::Tensor dst = unlocked([&] {
     const auto windows = c10::fromIntArrayRefSlow(size);
-    return std::get<0>(op.call(src->physical, src->sizes()[1], windows, "avg", {}, {}, {}, {}, true, {}, false));
+    const auto pooled = sum ? op.call(src->physical, src->sizes()[1], windows, "avg", window, window,
+                                      at::IntArrayRef{0, 0}, at::IntArrayRef{1, 1}, true, 1, false)
+                            : op.call(src->physical, src->sizes()[1], windows, "avg", {}, {}, {}, {}, true, {}, false);
+    return std::get<0>(pooled);
   });
   return type_.make(dst, src->blocking, {src->sizes()[0], src->sizes()[1], size[0], size[1]});
 }

@@ -29,6 +29,7 @@ class Handlers {
   pybind11::object batch_norm(const pybind11::tuple& args) const;  // the same by the running statistics alone
   pybind11::object native_batch_norm_backward(const pybind11::tuple& args) const;
   pybind11::object mean(const pybind11::tuple& args) const;  // over H and W, their dims kept
+  pybind11::object sum(const pybind11::tuple& args) const;
   pybind11::object adaptive_avg_pool2d(const pybind11::tuple& args) const;
   pybind11::object cat(const pybind11::tuple& args) const;
   pybind11::object detach(const pybind11::tuple& args) const;
@@ -49,7 +50,8 @@ class Handlers {
                                            pybind11::handle mean, pybind11::handle var) const;
   pybind11::object batch_norm_of_batch(const pybind11::tuple& args) const;
 
-  pybind11::object average(pybind11::handle src, at::IntArrayRef size) const;
+  // Of windows of src, or of the one that is all of H and W their sum.
+  pybind11::object pool(pybind11::handle src, at::IntArrayRef size, bool sum) const;
 
   BlockedType type_;
   pybind11::dict channels_;

@@ -32,6 +32,7 @@ PYBIND11_MODULE(_python, m) {
       .def("batch_norm", torch::wrap_pybind_function(&Handlers::batch_norm))
       .def("native_batch_norm_backward", torch::wrap_pybind_function(&Handlers::native_batch_norm_backward))
       .def("mean", torch::wrap_pybind_function(&Handlers::mean))
+      .def("sum", torch::wrap_pybind_function(&Handlers::sum))
       .def("adaptive_avg_pool2d", torch::wrap_pybind_function(&Handlers::adaptive_avg_pool2d))
       .def("cat", torch::wrap_pybind_function(&Handlers::cat))
       .def("detach", torch::wrap_pybind_function(&Handlers::detach));

@@ -18,7 +18,7 @@ from torch_blocked.tensor import BlockedTensor
 aten = torch.ops.aten
 
 POINTWISE = """
-    add add_ mul mul_ clone relu relu_ relu6 relu6_ hardtanh hardtanh_ leaky_relu leaky_relu_ gelu silu silu_
+    add add_ mul mul_ div.Scalar clone relu relu_ relu6 relu6_ hardtanh hardtanh_ leaky_relu leaky_relu_ gelu silu silu_
     hardswish hardswish_ sigmoid sigmoid_ hardsigmoid hardsigmoid_
     threshold_backward hardtanh_backward leaky_relu_backward gelu_backward silu_backward hardswish_backward
     sigmoid_backward hardsigmoid_backward
@@ -44,6 +44,7 @@ QUICK.update(
         aten.batch_norm.default: _handlers.batch_norm,
         aten.native_batch_norm_backward.default: _handlers.native_batch_norm_backward,
         aten.mean.dim: _handlers.mean,
+        aten.sum.dim_IntList: _handlers.sum,
         aten._adaptive_avg_pool2d.default: _handlers.adaptive_avg_pool2d,
         aten.adaptive_avg_pool2d.default: _handlers.adaptive_avg_pool2d,
         aten.cat.default: _handlers.cat,
@@ -51,6 +52,6 @@ QUICK.update(
     }
 )
 for _name in POINTWISE:
-    _packet = getattr(aten, _name)
-    _func = _packet.Tensor if "Tensor" in _packet.overloads() else _packet.default
+    _packet, _overload = getattr(aten, _name.partition(".")[0]), _name.partition(".")[2]
+    _func = getattr(_packet, _overload or ("Tensor" if "Tensor" in _packet.overloads() else "default"))
     QUICK[_func] = _pointwise(_func)

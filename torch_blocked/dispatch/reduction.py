@@ -16,7 +16,7 @@ from torch._prims_common import canonicalize_dim
 
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import accurate, bound, clear_padding, fill_padding, physical_dims, shifted
-from torch_blocked.dispatch.pooling import global_average, has_kernel
+from torch_blocked.dispatch.pooling import global_average, global_sum, has_kernel
 from torch_blocked.dispatch.registry import register
 from torch_blocked.dispatch.shape import plain_if_small
 from torch_blocked.tensor import BlockedTensor
@@ -182,6 +182,7 @@ REDUCERS: dict[OpOverload, Reducer] = {
     aten.std_mean.correction: _moments(lambda variance, mean: (variance.sqrt(), mean)),
 }
 
+_OF_IMAGES = {aten.mean.dim: global_average, aten.sum.dim_IntList: global_sum}
 # To all others an empty list of axes means all.
 _OVER_NOTHING = {aten.all.dims, aten.any.dims, aten.logsumexp.default}
 _OF_INTEGERS = {_sum, _mean, _nansum, _product, _nonzeros, _all, _any, _amax, _amin, _aminmax}
@@ -221,8 +222,10 @@ def reduce(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[
     fits = x.is_floating_point() or reducer in (_OF_COMPLEX if x.is_complex() else _OF_INTEGERS)
     if not axes or not x.numel() or not fits:
         return fallback(func, *args, **kwargs)
-    if func is aten.mean.dim and axes == [2, 3] and keepdim and not values and has_kernel(x):
-        return global_average(x)
+    # A sum that is traced fuses with what makes its summands.
+    kernel = _OF_IMAGES.get(func) if func is aten.mean.dim or type(x._physical) is Tensor else None
+    if kernel and axes == [2, 3] and keepdim and not values and has_kernel(x):
+        return kernel(x)
     reduced = reducer(x, axes, **values)
     if isinstance(reduced, Tensor):
         return _answer(x, reduced, axes, keepdim)
