@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from conftest import padding_is_zero
 
 import torch_blocked as tb
-from torch_blocked import library
+from torch_blocked import _python, library
 from torch_blocked.benchmark.models import make_model
 from torch_blocked.dispatch import registry
 
@@ -432,6 +432,18 @@ def test_odd_arguments_end_in_python(func):
         else:
             assert answer is NotImplemented or isinstance(answer, tb.BlockedTensor)
     assert padding_is_zero(x)
+
+
+@pytest.mark.parametrize("blocking", [5, None, (1, 16), ((1, "16"),), ((1, 1 << 70),)], ids=str)
+def test_what_is_no_blocking_is_an_error(blocking):
+    x = torch.ones(1, 16, 2, 2)
+    for odd in ((x, x.shape, blocking, (0, 1, 2, 3), ()), (x, x.shape, (), (0, 1, 2, 3), blocking)):
+        with pytest.raises((TypeError, RuntimeError)):
+            _python.reorder(*odd)
+    y = image()
+    y._blocking = blocking
+    with pytest.raises((TypeError, RuntimeError)):
+        y.relu()
 
 
 def test_a_subclass_is_left_to_python():

@@ -33,8 +33,8 @@ struct ConvArgs {
   int64_t src_prefetch;  // how far ahead of src the next call reads; 0 where it is not known
   const int64_t* taps;
   int64_t ntaps, nblocks, lanes;
-  int64_t half_blocks =
-      0;  // the last ones of nblocks, whose channels are at most half a block: no others are multiplied
+  // The last ones of nblocks, whose channels are at most half a block: the others, padding, are not multiplied.
+  int64_t half_blocks = 0;
   // ic blocks summed in one go; the sums are then added up, which keeps the error of long ones small. At least 1.
   int64_t sum_blocks = 1;
   const float* wei;

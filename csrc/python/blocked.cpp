@@ -1,10 +1,6 @@
 #include "blocked.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/python_variable.h>
-
-#include "../library/operators.h"
-#include "arguments.h"
 
 namespace torch_blocked {
 namespace {
@@ -23,20 +19,10 @@ pybind11::str interned(const char* name) {
 
 c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking) {
   c10::SmallVector<int64_t, 8> blocks;
-  for (const pybind11::handle pair : pybind11::reinterpret_borrow<pybind11::tuple>(blocking))
-    for (const pybind11::handle number : pybind11::reinterpret_borrow<pybind11::tuple>(pair))
-      blocks.push_back(PyLong_AsLongLong(number.ptr()));
+  for (const pybind11::handle pair : pybind11::cast<pybind11::tuple>(blocking))
+    for (const pybind11::handle number : pybind11::cast<pybind11::tuple>(pair))
+      blocks.push_back(pybind11::cast<int64_t>(number));
   return blocks;
-}
-
-at::Tensor reorder(const at::Tensor& src, const std::vector<int64_t>& size, pybind11::handle src_blocking,
-                   const std::vector<int64_t>& order, pybind11::handle blocking) {
-  static const auto op = operator_of<decltype(reorder_cpu)>("torch_blocked::reorder");
-  const auto from = blocks_of(src_blocking), to = blocks_of(blocking);
-  return unlocked([&] {
-    const at::AutoDispatchBelowAutograd below;
-    return op.call(src, c10::fromIntArrayRefSlow(size), from, order, to, std::nullopt);
-  });
 }
 
 void share_version(const at::Tensor& tensor, const at::Tensor& other) {

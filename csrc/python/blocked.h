@@ -38,12 +38,8 @@ class BlockedType {
   pybind11::str physical_, blocking_;  // names of attributes
 };
 
-// The blocks of a Blocking, a tuple of (axis, size).
+// The blocks of a Blocking, a tuple of (axis, size). TypeError for another thing.
 c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking);
-
-// The operator torch_blocked::reorder, below autograd.
-at::Tensor reorder(const at::Tensor& src, const std::vector<int64_t>& size, pybind11::handle src_blocking,
-                   const std::vector<int64_t>& order, pybind11::handle blocking);
 
 // `tensor` counts its versions together with `other`: a write to either is a write to both.
 void share_version(const at::Tensor& tensor, const at::Tensor& other);

@@ -1,5 +1,6 @@
 #include "handlers.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/detach.h>
 
@@ -29,6 +30,16 @@ bool is_over_image(const py::tuple& args) {
 }
 
 }  // namespace
+
+at::Tensor reorder(const at::Tensor& src, const std::vector<int64_t>& size, py::handle src_blocking,
+                   const std::vector<int64_t>& order, py::handle blocking) {
+  static const auto op = operator_of<decltype(reorder_cpu)>("torch_blocked::reorder");
+  const auto from = blocks_of(src_blocking), to = blocks_of(blocking);
+  return unlocked([&] {
+    const at::AutoDispatchBelowAutograd below;
+    return op.call(src, c10::fromIntArrayRefSlow(size), from, order, to, std::nullopt);
+  });
+}
 
 Handlers::Handlers(py::object type, py::dict channels, py::object on_packing)
     : type_(std::move(type)), channels_(std::move(channels)), on_packing_(std::move(on_packing)) {}

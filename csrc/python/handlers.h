@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "blocked.h"
 
@@ -15,6 +16,10 @@ namespace torch_blocked {
 
 // How often convolutions that this thread called have reordered their weights.
 int64_t weight_reorders();
+
+// The operator torch_blocked::reorder, below autograd; the blockings are tuples of (axis, size).
+at::Tensor reorder(const at::Tensor& src, const std::vector<int64_t>& size, pybind11::handle src_blocking,
+                   const std::vector<int64_t>& order, pybind11::handle blocking);
 
 class Handlers {
  public:

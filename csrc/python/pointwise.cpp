@@ -55,6 +55,7 @@ struct Pointwise::Call {
 
 bool Pointwise::read(const py::tuple& args, Call& call) const {
   const auto& arguments = op_.schema().arguments();
+  if (args.size() > arguments.size()) return false;
   for (size_t i = 0; i < arguments.size(); i++) {
     const auto& type = arguments[i].type();
     if (i >= args.size()) {
