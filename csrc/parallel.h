@@ -1,6 +1,8 @@
 // The thread shim: OpenMP as PyTorch uses it.
 #pragma once
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
@@ -75,13 +77,69 @@ void parallel(int64_t nthreads, const Body& body) {
   body(int64_t(0), int64_t(1));
 }
 
-// Calls body(begin, end) on even parts of n things, one part a thread.
+// n things that some threads share: each has an even share, in order, and one that is through with its own takes what
+// the others have left, from the end. So the threads end together although one core may be slower than another or busy
+// with something else, and each thing is mostly done where its data already is.
+//
+// A thread takes half of what is left of a share at a time, at least an eighth of the share, so that there are few
+// ranges (each costs something) and the last ones are small. (Guided self-scheduling: Polychronopoulos and Kuck, 1987.)
+class Ranges {
+ public:
+  Ranges(int64_t n, int64_t nthreads, int64_t least = 1)
+      : n_(n),
+        nshares_(std::clamp<int64_t>(std::min(n, nthreads), 1, most_shares)),
+        pieces_(std::clamp<int64_t>(n / least / nshares_, 1, 8) * nshares_) {
+    for (int64_t i = 0; i < nshares_; i++)
+      shares_[i].left.store(range(pieces_ * i / nshares_, pieces_ * (i + 1) / nshares_), std::memory_order_relaxed);
+  }
+
+  // The next range [begin, end) for `thread`; false where nothing is left.
+  bool take(int64_t thread, int64_t& begin, int64_t& end) {
+    for (int64_t i = 0; i < nshares_; i++) {
+      if (!take(shares_[(thread + i) % nshares_], i == 0, begin, end)) continue;
+      begin = n_ * begin / pieces_;
+      end = n_ * end / pieces_;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int64_t most_shares = 64;  // threads beyond begin with another's
+  struct alignas(64) Share {
+    std::atomic<uint64_t> left;  // a range of pieces: its begin in the lower half, its end in the upper one
+  };
+
+  static uint64_t range(uint64_t begin, uint64_t end) { return begin | end << 32; }
+
+  static bool take(Share& share, bool first, int64_t& begin, int64_t& end) {
+    uint64_t left = share.left.load(std::memory_order_relaxed), rest;
+    do {
+      begin = left & 0xffffffff, end = left >> 32;
+      if (begin == end) return false;
+      const int64_t taken = std::max<int64_t>(1, (end - begin) / 2);
+      rest = first ? range(begin + taken, end) : range(begin, end - taken);
+      if (first)
+        end = begin + taken;
+      else
+        begin = end - taken;
+    } while (!share.left.compare_exchange_weak(left, rest, std::memory_order_relaxed));
+    return true;
+  }
+
+  const int64_t n_, nshares_, pieces_;
+  std::array<Share, most_shares> shares_;
+};
+
+// Calls body(begin, end) on ranges that are n things together, of at least `least` where there are as many a thread.
 template <class Body>
-void parallel_for(int64_t n, int64_t nthreads, const Body& body) {
-  parallel(nthreads < n ? nthreads : n, [&](int64_t thread, int64_t team) {
-    int64_t begin, end;
-    split(n, team, thread, begin, end);
-    if (begin < end) body(begin, end);
+void parallel_for(int64_t n, int64_t nthreads, const Body& body, int64_t least = 1) {
+  if (n == 0) return;
+  Ranges ranges(n, nthreads, least);
+  parallel(std::min(n, nthreads), [&](int64_t thread, int64_t team) {
+    int64_t begin = 0, end = n;
+    if (team == 1) return body(begin, end);
+    while (ranges.take(thread, begin, end)) body(begin, end);
   });
 }
 

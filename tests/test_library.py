@@ -76,6 +76,8 @@ def test_convolution_is_the_same_in_any_batch_and_threads(isa, shape):
     y = run(x, w, b, args, *formats).physical
     with num_threads(1):
         assert all(torch.equal(run(x[i : i + 1], w, b, args, *formats).physical, y[i : i + 1]) for i in range(5))
+    with num_threads(7):  # more than there are cores: some do the work of others
+        assert all(torch.equal(run(x, w, b, args, *formats).physical, y) for _ in range(3))
 
 
 @pytest.mark.parametrize("channels", CHANNELS)

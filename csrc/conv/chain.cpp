@@ -1,8 +1,8 @@
 // Convolutions of which each reads the one before, a band of rows of the last dst after the other, so that what lies
 // between two of them stays in a core's cache: layer fusion (Alwani et al., Fused-Layer CNN Accelerators, MICRO 2016).
 //
-// Each thread has the images' bands in order, and of what lies between it holds the rows that the next band still
-// reads: only where threads meet is anything computed twice. Bits are those of one convolution after the other.
+// A thread takes the images' rows in order, and of what lies between it holds the rows that the next band still
+// reads: only where its rows meet another's is anything computed twice. Bits are those of one after the other.
 #include "chain.h"
 
 #include <cstring>
@@ -61,11 +61,12 @@ class Worker {
     for (size_t i = 0; i + 1 < links_.size(); memory += links_[i++].dst_size()) held_.push_back({memory, {}});
   }
 
-  // Rows of the last dst; those of an image in ascending order.
+  // Rows of the last dst.
   void compute(int64_t n, const Rows& rows) {
-    if (n != n_)
+    if (n != n_ || rows.begin < end_)
       for (Held& held : held_) held.rows = {};
     n_ = n;
+    end_ = rows.end;
     std::vector<Rows> missing(links_.size());
     missing.back() = rows;
     for (size_t i = links_.size() - 1; i > 0; i--) missing[i - 1] = keep(i - 1, seen(links_[i].conv(), missing[i]));
@@ -122,7 +123,7 @@ class Worker {
 
   const std::vector<Link>& links_;
   std::vector<Held> held_;
-  int64_t n_ = -1;
+  int64_t n_ = -1, end_ = 0;  // the image and the end of the rows that were computed last
 };
 
 // The algorithms, where each computes a row of dst in the same way whatever the others are, from src rows that exist;
@@ -159,18 +160,17 @@ void run_bands(const std::vector<Conv>& convs, const std::vector<const Algorithm
   const Conv& last = convs.back();
   int64_t rows = 1;
   while (rows < last.oh && set_rows(links, rows + 1) * int64_t(sizeof(float)) <= band_budget) rows++;
-  const int64_t bands = even_parts((last.oh + rows - 1) / rows, last.n, last.oh, last.nthreads);
-  const int64_t size = set_rows(links, (last.oh + bands - 1) / bands);
+  const int64_t size = set_rows(links, rows);
   const PooledBuffer memory(last.nthreads * size);
-  parallel(last.nthreads, [&](int64_t thread, int64_t team) {
+  Ranges ranges(last.n * last.oh, last.nthreads, 4);
+  parallel(last.nthreads, [&](int64_t thread, int64_t) {
     Worker worker(links, memory.data() + thread * size);
-    int64_t begin, end;
-    split(last.n * bands, team, thread, begin, end);
-    for (int64_t i = begin; i < end; i++) {
-      Rows of_band;
-      split(last.oh, bands, i % bands, of_band.begin, of_band.end);
-      worker.compute(i / bands, of_band);
-    }
+    for (int64_t begin, end; ranges.take(thread, begin, end);)
+      for (int64_t count; begin < end; begin += count) {
+        const int64_t row = begin % last.oh, left = std::min(end - begin, last.oh - row);
+        count = std::min(rows, left);
+        worker.compute(begin / last.oh, {row, row + count});
+      }
   });
 }
 

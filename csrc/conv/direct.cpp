@@ -36,7 +36,7 @@ struct Plan {
   bool stream;                   // dst, past the caches: where each element is one sum, written once
   int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
   int64_t ic_chunk;              // channel blocks in a window
-  int64_t units, ntiles;         // dst rows (flat: runs of kernels.cols pixels) of an image, split into tiles
+  int64_t units, tile;           // dst rows (flat: runs of kernels.cols pixels) of an image; the most in a tile
   bool split_oc;                 // threads share the output channels, not the tiles
 
   explicit Plan(const Conv& c);
@@ -59,7 +59,7 @@ void Plan::choose_tiles() {
   const int64_t pixel_bytes = conv.block * sizeof(float);
   const auto bytes = [&](int64_t rows) { return ic_chunk * window.size(rows) * int64_t(sizeof(float)); };
   ic_chunk = ic_blocks;
-  int64_t tile = 1;
+  tile = 1;
   if (flat) {
     units = (conv.oh * conv.ow + kernels.cols - 1) / kernels.cols;
     tile = std::max<int64_t>(2, window_budget / (ic_chunk * pixel_bytes * kernels.cols));
@@ -68,12 +68,10 @@ void Plan::choose_tiles() {
     while (ic_chunk > 8 && bytes(1) > window_budget) ic_chunk = (ic_chunk + 1) / 2;
     while (tile < units && bytes(tile + 1) <= window_budget) tile++;
   }
-  ntiles = (units + tile - 1) / tile;
   const int64_t wei_size = conv.oc * conv.group_ic() * conv.kd * conv.kh * conv.kw;
-  const int64_t src_size = conv.n * conv.ic * conv.id * conv.ih * conv.iw, planes = conv.n * conv.od;
+  const int64_t src_size = conv.n * conv.ic * conv.id * conv.ih * conv.iw;
   const int64_t blocks = conv.groups * oc_blocks;
   split_oc = blocks >= conv.nthreads && (wei_size > src_size || (conv.groups > 1 && blocks % conv.nthreads == 0));
-  if (!split_oc) ntiles = even_parts(ntiles, planes, units, conv.nthreads);
 }
 
 // One tile: dst rows [row, row + rows), columns [col, col + cols) of image n at depth od, some channel blocks of src.
@@ -166,13 +164,11 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
                      plan.kernels.copy_pixels);
 }
 
-// Output channel blocks [oc_begin, oc_end) of a tile.
-void compute_tile(const Plan& plan, int64_t index, int64_t oc_begin, int64_t oc_end) {
+// Output channel blocks [oc_begin, oc_end) of units [begin, end) of a plane.
+void compute_tile(const Plan& plan, int64_t plane, int64_t begin, int64_t end, int64_t oc_begin, int64_t oc_end) {
   Tile tile;
-  int64_t begin, end;
-  split(plan.units, plan.ntiles, index % plan.ntiles, begin, end);
-  tile.n = index / plan.ntiles / plan.conv.od;
-  tile.od = index / plan.ntiles % plan.conv.od;
+  tile.n = plane / plan.conv.od;
+  tile.od = plane % plan.conv.od;
   tile.row = plan.flat ? 0 : begin;
   tile.rows = plan.flat ? 1 : end - begin;
   tile.col = plan.flat ? begin * plan.kernels.cols : 0;
@@ -190,19 +186,29 @@ void compute_tile(const Plan& plan, int64_t index, int64_t oc_begin, int64_t oc_
   }
 }
 
+// The same of units [begin, end) of all planes, in tiles as even as possible.
+void compute_units(const Plan& plan, int64_t begin, int64_t end, int64_t oc_begin, int64_t oc_end) {
+  for (int64_t units; begin < end; begin += units) {
+    const int64_t first = begin % plan.units, left = std::min(end - begin, plan.units - first);
+    const int64_t ntiles = (left + plan.tile - 1) / plan.tile;
+    units = (left + ntiles - 1) / ntiles;
+    compute_tile(plan, begin / plan.units, first, first + units, oc_begin, oc_end);
+  }
+  if (plan.stream) finish_streams();
+}
+
 void run(const Conv& c) {
   const Plan plan(c);
-  const int64_t ntiles = c.n * c.od * plan.ntiles, oc_blocks = c.groups * plan.oc_blocks;
-  parallel(c.nthreads, [&](int64_t thread, int64_t team) {
-    int64_t tile_begin = 0, tile_end = ntiles, oc_begin = 0, oc_end = oc_blocks;
-    if (plan.split_oc)
-      split(oc_blocks, team, thread, oc_begin, oc_end);
-    else
-      split(ntiles, team, thread, tile_begin, tile_end);
-    if (oc_begin == oc_end) return;
-    for (int64_t tile = tile_begin; tile < tile_end; tile++) compute_tile(plan, tile, oc_begin, oc_end);
-    if (plan.stream) finish_streams();
-  });
+  const int64_t units = c.n * c.od * plan.units, oc_blocks = c.groups * plan.oc_blocks;
+  if (plan.split_oc) {
+    // Each range reads all of src: where that is copied, few of them.
+    const int64_t least = plan.in_place ? 2 : std::max<int64_t>(2, oc_blocks / (2 * c.nthreads));
+    return parallel_for(
+        oc_blocks, c.nthreads, [&](int64_t begin, int64_t end) { compute_units(plan, 0, units, begin, end); }, least);
+  }
+  parallel_for(
+      units, c.nthreads, [&](int64_t begin, int64_t end) { compute_units(plan, begin, end, 0, oc_blocks); },
+      plan.flat ? 2 : 4);
 }
 
 }  // namespace

@@ -167,44 +167,63 @@ void transform_dst(const Plan& plan, const Tiles::Place& at, int64_t oc_block, c
                       plan.cols_inside(at), plan.stream, plan.post_ops.at(oc_block, 1, offset));
 }
 
-// Output blocks [oc_begin, oc_end) of tiles [begin, end).
-void compute_run(const Plan& plan, int64_t begin, int64_t end, int64_t oc_begin, int64_t oc_end) {
-  const int64_t tiles = end - begin, block = plan.conv.block;
-  float* const src = Scratch::get(plan.planes * (plan.src_plane() + plan.dst_plane() + block));
-  float* const products = src + plan.planes * plan.src_plane();
-  float* const edge = products + plan.planes * plan.dst_plane();
-  for (int64_t ic_block = 0; ic_block < plan.ic_blocks; ic_block++) {
-    Tiles::Place at = plan.place(begin);
-    for (int64_t i = 0; i < tiles; i++, plan.advance(at))
-      plan.transform_src(at, ic_block, edge, src + (ic_block * tiles + i) * block, plan.src_plane());
-  }
-  for (int64_t oc_block = oc_begin; oc_block < oc_end; oc_block += plan.group) {
-    const int64_t blocks = std::min(plan.group, oc_end - oc_block);
-    multiply(plan, oc_block, blocks, tiles, src, products);
-    for (int64_t b = 0; b < blocks; b++) {
-      Tiles::Place at = plan.place(begin);
-      for (int64_t i = 0; i < tiles; i++, plan.advance(at))
-        transform_dst(plan, at, oc_block + b, products + (b * tiles + i) * block);
+// The transformed src of one run, and the memory for its products.
+class Run {
+ public:
+  Run(const Plan& plan, int64_t index)
+      : plan_(plan), src_(Scratch::get(plan.planes * (plan.src_plane() + plan.dst_plane() + plan.conv.block))) {
+    int64_t end;
+    split(plan.count, plan.nruns, index, begin_, end);
+    tiles_ = end - begin_;
+    const int64_t block = plan.conv.block;
+    float* const edge = products() + plan.planes * plan.dst_plane();
+    for (int64_t ic_block = 0; ic_block < plan.ic_blocks; ic_block++) {
+      Tiles::Place at = plan.place(begin_);
+      for (int64_t i = 0; i < tiles_; i++, plan.advance(at))
+        plan.transform_src(at, ic_block, edge, src_ + (ic_block * tiles_ + i) * block, plan.src_plane());
     }
   }
-}
 
+  // Output blocks [oc_begin, oc_end).
+  void compute(int64_t oc_begin, int64_t oc_end) const {
+    for (int64_t oc_block = oc_begin; oc_block < oc_end; oc_block += plan_.group) {
+      const int64_t blocks = std::min(plan_.group, oc_end - oc_block);
+      multiply(plan_, oc_block, blocks, tiles_, src_, products());
+      for (int64_t b = 0; b < blocks; b++) {
+        Tiles::Place at = plan_.place(begin_);
+        for (int64_t i = 0; i < tiles_; i++, plan_.advance(at))
+          transform_dst(plan_, at, oc_block + b, products() + (b * tiles_ + i) * plan_.conv.block);
+      }
+    }
+    if (plan_.stream) finish_streams();
+  }
+
+ private:
+  float* products() const { return src_ + plan_.planes * plan_.src_plane(); }
+
+  const Plan& plan_;
+  float* const src_;
+  int64_t begin_, tiles_;
+};
+
+// The threads share the runs, or the output channels, two blocks at a time, of each run, which all of them transform.
 void run(const Conv& c, const WinogradTransforms& transforms) {
   const Plan plan(c, transforms);
-  parallel(c.nthreads, [&](int64_t thread, int64_t team) {
-    int64_t run_begin = 0, run_end = plan.nruns, pair_begin = 0, pair_end = (plan.oc_blocks + 1) / 2;
-    if (plan.split_oc)
-      split(pair_end, team, thread, pair_begin, pair_end);
-    else
-      split(plan.nruns, team, thread, run_begin, run_end);
-    if (pair_begin == pair_end) return;
-    for (int64_t r = run_begin; r < run_end; r++) {
+  if (!plan.split_oc)
+    return parallel_for(plan.nruns, c.nthreads, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) Run(plan, i).compute(0, plan.oc_blocks);
+    });
+  const int64_t pairs = (plan.oc_blocks + 1) / 2, least = std::max<int64_t>(1, pairs / (2 * c.nthreads));
+  for (int64_t i = 0; i < plan.nruns; i++) {
+    Ranges ranges(pairs, c.nthreads, least);
+    parallel(c.nthreads, [&](int64_t thread, int64_t) {
       int64_t begin, end;
-      split(plan.count, plan.nruns, r, begin, end);
-      compute_run(plan, begin, end, pair_begin * 2, std::min(pair_end * 2, plan.oc_blocks));
-    }
-    if (plan.stream) finish_streams();
-  });
+      if (!ranges.take(thread, begin, end)) return;
+      const Run run(plan, i);
+      do run.compute(begin * 2, std::min(end * 2, plan.oc_blocks));
+      while (ranges.take(thread, begin, end));
+    });
+  }
 }
 
 template <const WinogradTransforms WinogradKernels::* Transforms>
