@@ -5,6 +5,7 @@
 
 #include "conv/conv.h"
 #include "isa.h"
+#include "library/calls.h"
 #include "library/operators.h"
 
 namespace torch_blocked {
@@ -87,6 +88,7 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def("set_cache_limit(int bytes) -> int", torch_blocked::set_cache_limit);
   m.def("cached_bytes() -> int", torch_blocked::cached_bytes);
   m.def("guard_outputs(bool on) -> int", torch_blocked::guard_outputs);
+  m.def("entry_point(int schema_hash) -> int", torch_blocked::entry_point);
   m.def("isa() -> str", torch_blocked::isa_now);
   m.def("isa_block() -> int", torch_blocked::isa_block_now);
   m.def("set_isa(str name) -> ()", torch_blocked::set_isa_by_name);

@@ -37,12 +37,16 @@ def export(
         TypeError: `model` is no module.
         ValueError: the model is in training mode or writes to its buffers, or an input is blocked.
     """
+    from torch._inductor import config
     from torch._inductor.constant_folding import constant_fold
 
+    from torch_blocked.compile.calls import calls
     from torch_blocked.compile.fusion import decompose, decompositions
     from torch_blocked.compile.lower import optimize
 
     _check(model, args, kwargs)
+    # For the package that is made of the program later.
+    config.aot_inductor.custom_ops_to_c_shims = calls(config.aot_inductor.custom_ops_to_c_shims)
     model = copy.deepcopy(model).to(blocked)
     model.register_forward_hook(_plain)
     with torch.no_grad(), warnings.catch_warnings():

@@ -11,7 +11,7 @@ BatchNormShape describe(const char* name, const Tensor& src, int64_t channels) {
   const int64_t block = src.size(-1);
   TORCH_CHECK_VALUE(block > 0 && channels >= 0 && src.size(1) == (channels + block - 1) / block, name, ": ", channels,
                     " channels in blocks of ", block, " are not the ", src.size(1), " blocks of src");
-  check_precision(name, "src", src);
+  check_precision(name, "src", src.scalar_type());
   int64_t pixels = 1;
   for (int64_t d = 2; d + 1 < src.dim(); d++) pixels *= src.size(d);
   return {src.size(0), channels, pixels, block, num_threads()};

@@ -1,7 +1,6 @@
 #include "../conv/chain.h"
 
-#include <ATen/ops/empty.h>
-
+#include <algorithm>
 #include <string_view>
 #include <vector>
 
@@ -12,7 +11,7 @@ namespace torch_blocked {
 namespace {
 
 // The blocking of a weight as `model.to(blocked)` makes it: of output channels, or of input and then output channels.
-std::vector<int64_t> weight_blocking(const Tensor& weight) {
+Shape weight_blocking(const Tensor& weight) {
   TORCH_CHECK_VALUE(weight.dim() == 5 || weight.dim() == 6,
                     "convolution_chain: a weight has four dims and one block, of oc, or two, of ic and oc; got shape ",
                     weight.sizes());
@@ -22,6 +21,12 @@ std::vector<int64_t> weight_blocking(const Tensor& weight) {
 
 // The i-th pair of numbers of a list.
 IntArrayRef pair(IntArrayRef list, size_t i) { return list.slice(2 * i, 2); }
+
+Shape dense_strides(IntArrayRef shape) {
+  Shape strides(shape.size(), 1);
+  for (size_t d = shape.size() - 1; d > 0; d--) strides[d - 1] = strides[d] * std::max<int64_t>(shape[d], 1);
+  return strides;
+}
 
 // The words that commas part.
 std::vector<c10::string_view> split_words(std::string_view words) {
@@ -33,9 +38,9 @@ std::vector<c10::string_view> split_words(std::string_view words) {
 }
 
 // One convolution of `ic` to `oc` channels.
-Conv link_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, int64_t ic, int64_t oc,
+Conv link_problem(const Physical& src, IntArrayRef src_blocking, const Tensor& weight, int64_t ic, int64_t oc,
                   IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups, int64_t block) {
-  const std::vector<int64_t> blocking = weight_blocking(weight);
+  const Shape blocking = weight_blocking(weight);
   TORCH_CHECK_VALUE(groups >= 1 && ic % groups == 0, "convolution_chain: ", ic, " channels do not split into ", groups,
                     " groups");
   const int64_t size[] = {oc, ic / groups, weight.size(2), weight.size(3)};
@@ -49,6 +54,12 @@ struct Chain {
   std::vector<Conv> convs;
   std::vector<std::optional<WeightKey>> keys;
   std::vector<PostOpArguments> post_ops;
+
+  explicit Chain(size_t n) {
+    convs.reserve(n);
+    keys.reserve(n);
+    post_ops.reserve(n);
+  }
 
   void run(const Tensor& src, const Tensor& dst) {
     std::vector<const WeightKey*> its_keys;
@@ -76,22 +87,24 @@ Tensor convolution_chain_cpu(const Tensor& src, at::OptionalIntArrayRef src_bloc
       "convolution_chain: for ", n, " weights there are ", n,
       " of everything else, two numbers each of strides, paddings and dilations, and ", n + 1, " numbers of channels");
   TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat, "convolution_chain: float32 only, got ", src.scalar_type());
-  Chain chain;
-  Tensor link = src;  // what lies between has no bytes
+  Chain chain(n);
+  Shape shape(src.sizes()), strides_of_link(src.strides());
   const int64_t blocks[] = {1, block};
   for (size_t i = 0; i < n; i++) {
-    const bool last = i + 1 == n;
+    const Physical link(shape, strides_of_link, at::kFloat);
     Conv c = link_problem(link, i == 0 ? known(src_blocking) : IntArrayRef(blocks), weights[i], channels[i],
                           channels[i + 1], pair(strides, i), pair(paddings, i), pair(dilations, i), groups[i], block);
-    const std::vector<int64_t> shape = dst_shape(c, 4);
-    link = last ? empty_pooled(shape, at::kFloat) : at::empty(shape, src.options().device(at::kMeta));
-    chain.post_ops.emplace_back(c, link, biases.get(i), scales.get(i), shifts.get(i), last ? residual : std::nullopt,
-                                activation_names[i], alphas[i], residual_last);
+    shape = dst_shape(c, 4);
+    strides_of_link = dense_strides(shape);
+    chain.post_ops.emplace_back(c, Physical(shape, strides_of_link, at::kFloat), biases.get(i), scales.get(i),
+                                shifts.get(i), i + 1 == n ? residual : std::nullopt, activation_names[i], alphas[i],
+                                residual_last);
     chain.keys.push_back(weight_key(weights[i], weight_blocking(weights[i]), false));
     chain.convs.push_back(c);
   }
-  if (link.numel() > 0) chain.run(src, link);
-  return link;
+  const Tensor dst = empty_pooled(shape, at::kFloat);
+  if (dst.numel() > 0) chain.run(src, dst);
+  return dst;
 }
 
 }  // namespace torch_blocked

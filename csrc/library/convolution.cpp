@@ -16,7 +16,7 @@ Tensor empty_dst(const Conv& c, int64_t ndims, const Tensor& src) {
 
 // Makes channel blocks of `dst`, from the first_block-th on, the problem's dst.
 void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims, const Tensor& src) {
-  std::vector<int64_t> shape = dst_shape(c, ndims);
+  Shape shape = dst_shape(c, ndims);
   const int64_t blocks = shape[1];
   TORCH_CHECK_TYPE(dst.scalar_type() == at::kFloat && src.scalar_type() == at::kFloat,
                    "convolution: into a part of dst float32 only, got src ", src.scalar_type(), " and dst ",
@@ -238,7 +238,7 @@ Tensor convolution_weight_gradient_cpu(const Tensor& given_src, IntArrayRef src_
       c.kernels() != nullptr && (c.src_md.single_block(1) == block || (c.src_md.is_plain() && groups == 1)),
       "convolution_weight_gradient: src is plain, without groups, or has channels in blocks of ", block,
       " that this CPU's kernels take, got ", src_blocking, " and ", groups, " groups");
-  const std::vector<int64_t> expected = dst_shape(c, weight_size.size());
+  const Shape expected = dst_shape(c, weight_size.size());
   TORCH_CHECK_VALUE(diff_dst.sizes() == IntArrayRef(expected), "convolution_weight_gradient: diff_dst has dst's shape ",
                     IntArrayRef(expected), ", got ", diff_dst.sizes());
   if (c.n == 0) return diff_weight.zero_();

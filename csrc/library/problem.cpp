@@ -47,7 +47,7 @@ void check_window(const char* name, IntArrayRef values, int64_t dims, int64_t le
       "convolution: ", name, " has one number of each of ", dims, " spatial dims, at least ", least, ", got ", values);
 }
 
-Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+Conv describe_problem(const Physical& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
                       IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                       int64_t groups, int64_t block, bool transposed) {
   const int64_t ndims = weight_size.size(), spatial = ndims - 2;
@@ -61,16 +61,16 @@ Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor&
   for (const int64_t size : weight_size)
     TORCH_CHECK_VALUE(size > 0, "convolution: the weight is empty, size ", weight_size);
   TORCH_CHECK_VALUE(block >= 1 && block <= 1024, "convolution: blocks of 1 to 1024 channels, got ", block);
-  TORCH_CHECK_VALUE(src.dim() >= ndims, "convolution: src has as many logical dims as the weight, ", ndims,
-                    ", got shape ", src.sizes());
-  check_precision("convolution", "src", src);
-  TORCH_CHECK_TYPE(weight.scalar_type() == src.scalar_type(), "convolution: src and weight have one dtype, got ",
-                   src.scalar_type(), " and ", weight.scalar_type());
+  TORCH_CHECK_VALUE(int64_t(src.sizes.size()) >= ndims, "convolution: src has as many logical dims as the weight, ",
+                    ndims, ", got shape ", src.sizes);
+  check_precision("convolution", "src", src.dtype);
+  TORCH_CHECK_TYPE(weight.scalar_type() == src.dtype, "convolution: src and weight have one dtype, got ", src.dtype,
+                   " and ", weight.scalar_type());
   Conv c{};
   c.groups = groups, c.block = block;
   c.ic = transposed ? weight_size[0] : weight_size[1] * groups;
   c.oc = transposed ? weight_size[1] * groups : weight_size[0];
-  std::vector<int64_t> src_size = src.sizes().slice(0, ndims).vec();
+  Shape src_size(src.sizes.begin(), src.sizes.begin() + ndims);
   src_size[1] = c.ic;
   set_window(c, stride, padding, dilation);
   c.src_md = height_and_width(describe("convolution: src", src, src_size, src_blocking));
@@ -81,7 +81,7 @@ Conv describe_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor&
   return c;
 }
 
-Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
+Conv problem(const Physical& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,
              IntArrayRef weight_blocking, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
              int64_t block) {
   Conv c = describe_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups,
@@ -97,10 +97,10 @@ Conv problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight, 
   return c;
 }
 
-std::vector<int64_t> dst_shape(const Conv& c, int64_t ndims) {
-  std::vector<int64_t> shape = {c.n, c.oc_blocks()};
+Shape dst_shape(const Conv& c, int64_t ndims) {
+  Shape shape = {c.n, c.oc_blocks()};
   const int64_t spatial[] = {c.od, c.oh, c.ow};
-  shape.insert(shape.end(), std::end(spatial) - (ndims - 2), std::end(spatial));
+  shape.append(std::end(spatial) - (ndims - 2), std::end(spatial));
   shape.push_back(c.block);
   return shape;
 }
@@ -117,18 +117,18 @@ std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blo
                    transposed};
 }
 
-PostOpArguments::PostOpArguments(Conv& c, const Tensor& dst, const std::optional<Tensor>& bias,
+PostOpArguments::PostOpArguments(Conv& c, const Physical& dst, const std::optional<Tensor>& bias,
                                  const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
                                  const std::optional<Tensor>& residual, c10::string_view activation, double alpha,
                                  bool residual_last)
-    : bias(channel_vector("convolution: bias", in_float32(bias, dst.scalar_type()), c.oc)),
-      scale(channel_vector("convolution: scale", in_float32(scale, dst.scalar_type()), c.oc)),
-      shift(channel_vector("convolution: shift", in_float32(shift, dst.scalar_type()), c.oc)) {
+    : bias(channel_vector("convolution: bias", in_float32(bias, dst.dtype), c.oc)),
+      scale(channel_vector("convolution: scale", in_float32(scale, dst.dtype), c.oc)),
+      shift(channel_vector("convolution: shift", in_float32(shift, dst.dtype), c.oc)) {
   if (residual.has_value() && residual->defined()) {
-    TORCH_CHECK_VALUE(residual->sizes() == dst.sizes(), "convolution: the residual has dst's physical shape ",
-                      dst.sizes(), ", got ", residual->sizes());
-    TORCH_CHECK_TYPE(residual->scalar_type() == dst.scalar_type(), "convolution: the residual has dst's dtype, ",
-                     dst.scalar_type(), ", got ", residual->scalar_type());
+    TORCH_CHECK_VALUE(residual->sizes() == dst.sizes, "convolution: the residual has dst's physical shape ", dst.sizes,
+                      ", got ", residual->sizes());
+    TORCH_CHECK_TYPE(residual->scalar_type() == dst.dtype, "convolution: the residual has dst's dtype, ", dst.dtype,
+                     ", got ", residual->scalar_type());
     this->residual = residual->contiguous().to(at::kFloat);
   }
   const Activation* const found = find_activation({activation.data(), activation.size()});

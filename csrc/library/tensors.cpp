@@ -112,7 +112,7 @@ static void check_inner_numel(const char* name, const MemoryDesc& md) {
   }
 }
 
-MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, IntArrayRef blocking) {
+MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size, IntArrayRef blocking) {
   MemoryDesc md;
   md.ndims = size.size();
   TORCH_CHECK_VALUE(md.ndims <= max_ndims, name, ": at most ", max_ndims, " dims, got size ", size);
@@ -131,16 +131,16 @@ MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, 
     md.inner_blks[i] = block;
   }
   check_inner_numel(name, md);
-  c10::SmallVector<int64_t, max_ndims> expected;
+  c10::SmallVector<int64_t, 2 * max_ndims> expected;
   for (int d = 0; d < md.ndims; d++) expected.push_back(md.outer(d));
   for (int i = 0; i < md.inner_nblks; i++) expected.push_back(md.inner_blks[i]);
-  TORCH_CHECK_VALUE(physical.sizes() == IntArrayRef(expected), name, " of size ", size, " and blocking ", blocking,
-                    " has the physical shape ", IntArrayRef(expected), ", got ", physical.sizes());
-  for (int d = 0; d < md.ndims; d++) md.strides[d] = physical.stride(d);
+  TORCH_CHECK_VALUE(physical.sizes == IntArrayRef(expected), name, " of size ", size, " and blocking ", blocking,
+                    " has the physical shape ", IntArrayRef(expected), ", got ", physical.sizes);
+  for (int d = 0; d < md.ndims; d++) md.strides[d] = physical.strides[d];
   int64_t inner_stride = 1;
   for (int i = md.inner_nblks - 1; i >= 0; i--) {
-    TORCH_CHECK_VALUE(md.inner_blks[i] == 1 || physical.stride(md.ndims + i) == inner_stride, name,
-                      ": inner blocks are dense, got a physical tensor with strides ", physical.strides());
+    TORCH_CHECK_VALUE(md.inner_blks[i] == 1 || physical.strides[md.ndims + i] == inner_stride, name,
+                      ": inner blocks are dense, got a physical tensor with strides ", physical.strides);
     inner_stride *= md.inner_blks[i];
   }
   return md;
@@ -177,8 +177,8 @@ Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, Int
   return std::is_sorted(back.begin(), back.end()) ? dense : dense.permute(back);
 }
 
-static std::optional<Precision> precision_of(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+static std::optional<Precision> precision_of(at::ScalarType dtype) {
+  switch (dtype) {
     case at::kFloat:
       return Precision::Single;
     case at::kBFloat16:
@@ -190,12 +190,12 @@ static std::optional<Precision> precision_of(const Tensor& tensor) {
   }
 }
 
-void check_precision(const char* name, const char* word, const Tensor& tensor) {
-  TORCH_CHECK_TYPE(precision_of(tensor), name, ": float32, bfloat16 or float16, got ", word, " ", tensor.scalar_type());
+void check_precision(const char* name, const char* word, at::ScalarType dtype) {
+  TORCH_CHECK_TYPE(precision_of(dtype), name, ": float32, bfloat16 or float16, got ", word, " ", dtype);
 }
 
-Values values(const Tensor& tensor) { return {tensor.const_data_ptr(), *precision_of(tensor)}; }
-Results results(const Tensor& tensor) { return {tensor.mutable_data_ptr(), *precision_of(tensor)}; }
+Values values(const Tensor& tensor) { return {tensor.const_data_ptr(), *precision_of(tensor.scalar_type())}; }
+Results results(const Tensor& tensor) { return {tensor.mutable_data_ptr(), *precision_of(tensor.scalar_type())}; }
 
 Tensor channel_vector(const char* name, const std::optional<Tensor>& tensor, int64_t channels) {
   if (!tensor.has_value() || !tensor->defined()) return {};

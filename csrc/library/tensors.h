@@ -38,15 +38,24 @@ void or_out_of_memory(const char* name, const Body& body) {
   }
 }
 
+// A physical tensor but for its data.
+struct Physical {
+  IntArrayRef sizes, strides;
+  at::ScalarType dtype;
+  Physical(IntArrayRef its_sizes, IntArrayRef its_strides, at::ScalarType its_dtype)
+      : sizes(its_sizes), strides(its_strides), dtype(its_dtype) {}
+  Physical(const Tensor& tensor) : Physical(tensor.sizes(), tensor.strides(), tensor.scalar_type()) {}
+};
+
 // The descriptor of a physical tensor; checks that its shape is what the logical size and the blocking give.
-MemoryDesc describe(const char* name, const Tensor& physical, IntArrayRef size, IntArrayRef blocking);
+MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size, IntArrayRef blocking);
 
 // A dense physical tensor whose outer dims lie in memory in the order `order`.
 Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
                       at::ScalarType dtype);
 
-// TypeError unless `tensor`, called `word`, is float32, bfloat16 or float16.
-void check_precision(const char* name, const char* word, const Tensor& tensor);
+// TypeError unless a tensor called `word` is float32, bfloat16 or float16.
+void check_precision(const char* name, const char* word, at::ScalarType dtype);
 // The bytes of a tensor of such a dtype.
 Values values(const Tensor& tensor);
 Results results(const Tensor& tensor);

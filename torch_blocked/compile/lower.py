@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from torch_blocked import counting, library
+from torch_blocked.compile.calls import calls
 from torch_blocked.compile.chain import chain
 from torch_blocked.compile.concat import concatenate_in_place
 from torch_blocked.compile.facts import Facts, keep
@@ -42,7 +43,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
     if not block_weights(gm):
         return compile_fx(gm, example_inputs, config_patches=settings)
     _check_compiler()
-    settings = {"cpp_wrapper": True} | settings | _with_this_build(settings)
+    settings = {"cpp_wrapper": True} | settings | _with_this_build(settings) | _with_calls(settings)
     training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
     graph = Facts()
@@ -84,6 +85,14 @@ def _with_this_build(settings: dict[str, object]) -> dict[str, object]:
 
     name = "post_grad_custom_post_pass"
     return {name: (*get_custom_graph_passes(settings.get(name, getattr(config, name))), ThisBuild())}
+
+
+def _with_calls(settings: dict[str, object]) -> dict[str, object]:
+    """Calls the operators through a pointer."""
+    from torch._inductor import config
+
+    name = "aot_inductor.custom_ops_to_c_shims"
+    return {name: calls(settings.get(name, config.aot_inductor.custom_ops_to_c_shims))}
 
 
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
