@@ -68,18 +68,20 @@ void transform_diff_dst(const Plan& plan, int64_t tile, int64_t oc_block, float*
   plan.transforms.diff_dst(edge, m * c.block, to, plan.diff_plane());
 }
 
-// One thread's part of the tiles from `tile` on. It shares the blocks of diff_dst as it shares the units, so that those
-// it reads next are in its own cache.
-void transform(const Plan& plan, int64_t tile, const Transformed& to, int64_t thread, int64_t team) {
-  const int64_t block = plan.conv.block;
-  float* const edge = Scratch::get(plan.planes * block);
-  int64_t begin, end;
-  split(plan.ic_blocks * to.tiles, team, thread, begin, end);
-  for (int64_t i = begin; i < end; i++)
-    plan.transform_src(plan.place(tile + i % to.tiles), i / to.tiles, edge, to.src + i * block, plan.src_plane());
-  split(plan.oc_blocks * to.tiles, team, thread, begin, end);
-  for (int64_t i = begin; i < end; i++)
-    transform_diff_dst(plan, tile + i % to.tiles, i / to.tiles, edge, to.diff + i * block);
+// The tiles from `tile` on. The threads share the blocks of diff_dst as they share the units, so that those that one
+// reads next are in its own cache.
+void transform(const Plan& plan, int64_t tile, const Transformed& to) {
+  const int64_t block = plan.conv.block, nthreads = plan.conv.nthreads;
+  Ranges of_src(plan.ic_blocks * to.tiles, nthreads), of_diff_dst(plan.oc_blocks * to.tiles, nthreads);
+  parallel(nthreads, [&](int64_t thread, int64_t) {
+    float* const edge = Scratch::get(plan.planes * block);
+    for (int64_t begin, end; of_src.take(thread, begin, end);)
+      for (int64_t i = begin; i < end; i++)
+        plan.transform_src(plan.place(tile + i % to.tiles), i / to.tiles, edge, to.src + i * block, plan.src_plane());
+    for (int64_t begin, end; of_diff_dst.take(thread, begin, end);)
+      for (int64_t i = begin; i < end; i++)
+        transform_diff_dst(plan, tile + i % to.tiles, i / to.tiles, edge, to.diff + i * block);
+  });
 }
 
 // sums[block of output channels][input channel] += the products of element `plane`, over all tiles.
@@ -152,7 +154,7 @@ void add_winograd_weight_gradient(const Conv& c, const WinogradTransforms& trans
     int64_t begin, end;
     split(plan.count, plan.nchunks, i, begin, end);
     chunk.tiles = end - begin;
-    parallel(c.nthreads, [&](int64_t thread, int64_t team) { transform(plan, begin, chunk, thread, team); });
+    transform(plan, begin, chunk);
     if (at_once) return finish_at_once(plan, chunk);
     parallel_for(nproducts, c.nthreads, [&](int64_t first, int64_t last) {
       for (int64_t p = first; p < last; p++) {
