@@ -201,8 +201,9 @@ void run(const Conv& c) {
   const Plan plan(c);
   const int64_t units = c.n * c.od * plan.units, oc_blocks = c.groups * plan.oc_blocks;
   if (plan.split_oc) {
-    // Each range reads all of src: where that is copied, few of them.
-    const int64_t least = plan.in_place ? 2 : std::max<int64_t>(2, oc_blocks / (2 * c.nthreads));
+    // Each range reads all of src: where that is copied, few of them; one a thread where it is more than a tile.
+    const int64_t share = oc_blocks / c.nthreads;
+    const int64_t least = plan.in_place ? 2 : std::max<int64_t>(2, units > plan.tile ? share : share / 2);
     return parallel_for(
         oc_blocks, c.nthreads, [&](int64_t begin, int64_t end) { compute_units(plan, 0, units, begin, end); }, least);
   }

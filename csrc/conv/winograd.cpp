@@ -213,7 +213,10 @@ void run(const Conv& c, const WinogradTransforms& transforms) {
     return parallel_for(plan.nruns, c.nthreads, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++) Run(plan, i).compute(0, plan.oc_blocks);
     });
-  const int64_t pairs = (plan.oc_blocks + 1) / 2, least = std::max<int64_t>(1, pairs / (2 * c.nthreads));
+  // Each range of pairs reads the run's src: from beyond L2 once a thread.
+  const bool beyond = plan.planes * plan.src_plane() * int64_t(sizeof(float)) > src_budget;
+  const int64_t pairs = (plan.oc_blocks + 1) / 2, share = pairs / c.nthreads;
+  const int64_t least = std::max<int64_t>(1, beyond ? share : share / 2);
   for (int64_t i = 0; i < plan.nruns; i++) {
     Ranges ranges(pairs, c.nthreads, least);
     parallel(c.nthreads, [&](int64_t thread, int64_t) {
