@@ -25,6 +25,9 @@ def export(
     package_path="model.pt2")`, which runs without Python and is the fastest for small images and batches, or save it,
     `torch.export.save`. Who loads either loads torch_blocked's operators first.
 
+    Packages made in this process from then on call these operators through pointers, not by name: Inductor's setting
+    `aot_inductor.custom_ops_to_c_shims` names them.
+
     Args:
         model: plain or after `model.to(tb.blocked)`, in eval mode; left as it is.
         args, kwargs: example inputs, plain tensors among them.
@@ -45,7 +48,6 @@ def export(
     from torch_blocked.compile.lower import optimize
 
     _check(model, args, kwargs)
-    # For the package that is made of the program later.
     config.aot_inductor.custom_ops_to_c_shims = calls(config.aot_inductor.custom_ops_to_c_shims)
     model = copy.deepcopy(model).to(blocked)
     model.register_forward_hook(_plain)

@@ -59,10 +59,13 @@ _HELPERS = [
 
 
 class Calls(dict[OpOverload, list[str]]):
-    """Operators and their functions in C++, as Inductor's setting; of its cache's key the build is a part anyway."""
+    """Operators and their functions in C++, as Inductor's setting.
+
+    Operators cannot be pickled; of the key of Inductor's cache this build is a part anyway.
+    """
 
     def __reduce__(self) -> tuple:
-        return str, ("torch_blocked",)
+        return calls, ({},)
 
     def __deepcopy__(self, memo: dict) -> Calls:
         return self
