@@ -7,6 +7,7 @@ from backend_cases import Lambda, assert_close, both, compiled, conv, fresh, ran
 from torch import nn
 
 import torch_blocked as tb
+from torch_blocked import library
 
 # ---- Fusion: name -> (the model, post-ops of its convolutions as (batch normalization, residual, activation))
 
@@ -192,3 +193,24 @@ def test_sizes_of_answers_are_no_readers(name, graphs):
         torch._dynamo.mark_dynamic(x, (0, 2, 3))
         assert_close(function(x), model(x))
     assert (True, "residual" in name, "relu") in graphs.post_ops()
+
+
+INDICES = {  # name -> what is done with a convolution's answer, whether it asks for the indices of the maxima
+    "no one": (lambda y: F.max_pool2d(y, 3, 2, 1), False),
+    "no one, adaptive": (lambda y: F.adaptive_max_pool2d(y, 3), False),
+    "no one, of dilated windows": (lambda y: F.max_pool2d(y, 2, 1, dilation=2, ceil_mode=True), False),
+    "the caller": (lambda y: F.max_pool2d(y, 3, 2, 1, return_indices=True), True),
+    "the caller, of the indices alone": (lambda y: F.adaptive_max_pool2d(y, 3, return_indices=True)[1], True),
+    "max_unpool2d": (lambda y: F.max_unpool2d(*F.max_pool2d(y, 2, return_indices=True), 2), True),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+@torch.no_grad()
+def test_indices_of_maxima_only_for_who_reads_them(name, graphs):
+    then, asked = INDICES[name]
+    model, x = randomized(Lambda(lambda m, x: then(m.c(x)), c=conv(3, 17))), torch.randn(2, 3, 8, 10)
+    got, want = compiled(model)(x), model(x)
+    for actual, answer in zip(*(y if isinstance(y, tuple) else (y,) for y in (got, want)), strict=True):
+        assert_close(actual, answer)
+    assert [node.args[-1] for node in graphs.nodes(library.pool_op)] == [asked]

@@ -9,11 +9,12 @@ What happens to a graph, one file a step:
 4. fusion.py: what follows a convolution becomes its post-ops.
 5. concat.py: convolutions write into their part of what is concatenated.
 6. linear.py: linear layers of few images are read at the memory's speed.
-7. src_scale.py: what scales the channels of a convolution's src scales its weights.
-8. chain.py: the convolutions around a depthwise one run with it, some rows of all at a time.
-9. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
-10. Inductor compiles the rest, with its C++ wrapper.
-11. guards.py: one guard tells whether the model's modules are still those that were traced.
+7. pool.py: maxima without indices where no one reads them.
+8. src_scale.py: what scales the channels of a convolution's src scales its weights.
+9. chain.py: the convolutions around a depthwise one run with it, some rows of all at a time.
+10. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
+11. Inductor compiles the rest, with its C++ wrapper.
+12. guards.py: one guard tells whether the model's modules are still those that were traced.
 """
 
 from torch_blocked.compile.lower import backend

@@ -18,6 +18,7 @@ from torch_blocked.compile.fusion import CONVOLUTIONS, decompose, decompositions
 from torch_blocked.compile.guards import guard_by_versions
 from torch_blocked.compile.hoist import Hoisted, hoist
 from torch_blocked.compile.linear import multiply_few_rows
+from torch_blocked.compile.pool import drop_unread_indices
 from torch_blocked.compile.sizes import sizes_from_inputs
 from torch_blocked.compile.src_scale import scale_weights
 
@@ -96,7 +97,7 @@ def _with_calls(settings: dict[str, object]) -> dict[str, object]:
 
 
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
-    """Steps 3 to 10, on the graph of physical tensors."""
+    """Steps 3 to 11, on the graph of physical tensors."""
     from torch._inductor.decomposition import select_decomp_table
 
     how["get_decomp_fn"] = select_decomp_table  # by name, for Inductor's cache: a table of functions is no key
@@ -135,11 +136,12 @@ def _inductor(gm: fx.GraphModule, example_inputs: Sequence[object], **how: objec
 
 
 def optimize(gm: fx.GraphModule) -> int:
-    """Steps 3 to 8 for inference, in place; how many operators went into convolutions."""
+    """Steps 3 to 9 for inference, in place; how many operators went into convolutions."""
     sizes_from_inputs(gm)
     fused = fuse(gm)
     concatenate_in_place(gm)
     multiply_few_rows(gm)
+    drop_unread_indices(gm)
     return fused + scale_weights(gm) + chain(gm)
 
 
