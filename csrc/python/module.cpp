@@ -14,9 +14,11 @@ namespace py = pybind11;
 using namespace torch_blocked;
 
 PYBIND11_MODULE(_python, m) {
+  py::class_<Contents>(m, "Contents").def(py::init<const py::list&>());
   py::class_<ModuleVersions>(m, "ModuleVersions")
       .def(py::init<const std::vector<py::object>&>())
       .def("hold", &ModuleVersions::hold)
+      .def("hold_with", &ModuleVersions::hold_with)
       .def("alive", &ModuleVersions::alive);
   m.def("wrap", &wrap);
   m.def("share_version", &share_version);

@@ -80,10 +80,18 @@ ModuleVersions::Module::Module(py::handle module)
       attributes(attributes_of(module.ptr())),
       held{Dict(held_in(attributes.dict, "_parameters")), Dict(held_in(attributes.dict, "_buffers")),
            Dict(held_in(attributes.dict, "_modules"))} {
-  for (PyObject* const dict : {attributes.dict, held[0].dict, held[1].dict}) {
-    Py_ssize_t at = 0;
-    for (PyObject *name, *value; PyDict_Next(dict, &at, &name, &value);)
-      if (THPVariable_Check(value)) tensors.emplace_back(value);
+  for (PyObject* const dict : {attributes.dict, held[0].dict, held[1].dict}) add_tensors(dict, true);
+}
+
+// `with_theirs`: a blocked tensor's physical one is among its attributes. It exists as long as those have no change, so
+// that it comes after.
+void ModuleVersions::Module::add_tensors(PyObject* dict, bool with_theirs) {
+  Py_ssize_t at = 0;
+  for (PyObject *name, *value; PyDict_Next(dict, &at, &name, &value);) {
+    if (!THPVariable_Check(value)) continue;
+    tensors.emplace_back(value);
+    PyObject* const its = tensors.back().attributes;
+    if (with_theirs && its != nullptr) add_tensors(its, false);
   }
 }
 
@@ -110,6 +118,11 @@ bool ModuleVersions::hold(py::handle first) const {
   if (modules_.empty() || modules_.front().module != first.ptr()) return false;
   for (const Module& module : modules_) module.prefetch();
   return std::none_of(modules_.begin(), modules_.end(), [](const Module& module) { return module.changed(); });
+}
+
+std::pair<bool, bool> ModuleVersions::hold_with(py::handle first, const Contents* contents) const {
+  const bool held = hold(first);
+  return {held, held && contents != nullptr && !contents->changed()};
 }
 
 bool ModuleVersions::alive() const { return !modules_.empty() && modules_.front().exists(); }

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "watch.h"
+
 namespace torch_blocked {
 
 // Modules as they were when last seen: their types, attributes, parameters, buffers and submodules, and of each tensor
@@ -18,6 +20,8 @@ class ModuleVersions {
   explicit ModuleVersions(const std::vector<pybind11::object>& modules);
   // Whether `first` is the first of the modules, and all of them are as they were.
   bool hold(pybind11::handle first) const;
+  // And, where that is so, whether `contents` of tensors in them, if given, are too.
+  std::pair<bool, bool> hold_with(pybind11::handle first, const Contents* contents) const;
   // Whether the first of the modules still exists.
   bool alive() const;
 
@@ -52,6 +56,7 @@ class ModuleVersions {
     std::vector<Tensor> tensors;
 
     explicit Module(pybind11::handle module);
+    void add_tensors(PyObject* dict, bool with_theirs);
     bool exists() const;
     bool changed() const;
     void prefetch() const;

@@ -21,7 +21,7 @@ Tensors tensors_of(const pybind11::list& objects) {
   Tensors tensors;
   tensors.reserve(objects.size());
   for (const pybind11::handle object : objects) {
-    if (!THPVariable_Check(object.ptr())) throw pybind11::type_error("Watch.number: not a tensor");
+    if (!THPVariable_Check(object.ptr())) throw pybind11::type_error("Watch: not a tensor");
     tensors.push_back(THPVariable_Unpack(object.ptr()).unsafeGetTensorImpl());
   }
   prefetch_all(tensors);
@@ -30,21 +30,30 @@ Tensors tensors_of(const pybind11::list& objects) {
 
 }  // namespace
 
-Watch::Seen::Seen(c10::TensorImpl* tensor)
+Content::Content(c10::TensorImpl* tensor)
     : storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor->storage().unsafeGetStorageImpl())),
       data(tensor->data()),
       version(tensor->is_inference() ? 0 : tensor->version_counter().current_version()) {}
 
-bool Watch::Seen::is(c10::TensorImpl* tensor) const {
+bool Content::is(c10::TensorImpl* tensor) const {
   return !tensor->is_inference() && data == tensor->data() && version == tensor->version_counter().current_version() &&
          !storage.expired();
 }
 
-bool Watch::Seen::was(c10::TensorImpl* tensor) const { return data == tensor->data() && !is(tensor); }
+bool Content::was(c10::TensorImpl* tensor) const { return data == tensor->data() && !is(tensor); }
+
+Contents::Contents(const pybind11::list& tensors) {
+  for (c10::TensorImpl* const tensor : tensors_of(tensors)) contents_.emplace_back(tensor, Content(tensor));
+}
+
+bool Contents::changed() const {
+  for (const auto& [tensor, content] : contents_) prefetch(tensor);
+  return !std::all_of(contents_.begin(), contents_.end(), [](const auto& each) { return each.second.is(each.first); });
+}
 
 int64_t Watch::number(const pybind11::list& objects) {
   const Tensors tensors = tensors_of(objects);
-  const auto is = [](const Seen& seen, c10::TensorImpl* tensor) { return seen.is(tensor); };
+  const auto is = [](const Content& content, c10::TensorImpl* tensor) { return content.is(tensor); };
   for (const auto& [number, list] : lists_)
     if (std::equal(list.begin(), list.end(), tensors.begin(), tensors.end(), is)) return number;
   for (auto it = lists_.begin(); it != lists_.end();) {
@@ -53,7 +62,7 @@ int64_t Watch::number(const pybind11::list& objects) {
       gone = it->second[i].storage.expired() || it->second[i].was(tensors[i]);
     it = gone ? lists_.erase(it) : std::next(it);
   }
-  lists_.emplace(++last_, std::vector<Seen>(tensors.begin(), tensors.end()));
+  lists_.emplace(++last_, std::vector<Content>(tensors.begin(), tensors.end()));
   return last_;
 }
 

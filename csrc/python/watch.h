@@ -5,9 +5,34 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 namespace torch_blocked {
+
+// What is in a tensor, as it was when last seen.
+struct Content {
+  // Weak: it keeps no memory, but tells freed memory from that which came back at the same address.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  const void* data;
+  uint32_t version;
+
+  explicit Content(c10::TensorImpl* tensor);
+  // Never of an inference tensor: nothing tells that one was written to.
+  bool is(c10::TensorImpl* tensor) const;
+  bool was(c10::TensorImpl* tensor) const;
+};
+
+// What is in each of a list of tensors, for one who knows that they exist.
+class Contents {
+ public:
+  // TypeError where one is no tensor.
+  explicit Contents(const pybind11::list& tensors);
+  bool changed() const;
+
+ private:
+  std::vector<std::pair<c10::TensorImpl*, Content>> contents_;
+};
 
 // Lists of tensors as they were when last seen: one for each model of those that run the same compiled code.
 class Watch {
@@ -20,17 +45,7 @@ class Watch {
   bool holds(int64_t number) const { return lists_.count(number) > 0; }
 
  private:
-  struct Seen {
-    // Weak: it keeps no memory, but tells freed memory from that which came back at the same address.
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    const void* data;
-    uint32_t version;
-
-    explicit Seen(c10::TensorImpl* tensor);
-    bool is(c10::TensorImpl* tensor) const;
-    bool was(c10::TensorImpl* tensor) const;
-  };
-  std::map<int64_t, std::vector<Seen>> lists_;
+  std::map<int64_t, std::vector<Content>> lists_;
   int64_t last_ = -1;
 };
 

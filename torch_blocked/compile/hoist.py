@@ -7,7 +7,10 @@ to or replaced, which its version counter and memory tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -18,31 +21,73 @@ from torch_blocked._python import Watch
 _EFFECTS = {torch.Tag.nondeterministic_seeded}
 
 
+class Run(NamedTuple):
+    """One call of a graph that is `Hoisted`.
+
+    Attributes:
+        graph: which.
+        number: of what it had computed from the parameters.
+        inputs, answers: what it was called with, and returned.
+    """
+
+    graph: Hoisted
+    number: int
+    inputs: list
+    answers: Sequence
+
+
+_recording = threading.local()
+
+
+@contextmanager
+def recorded() -> Iterator[list[Run]]:
+    """Lists the runs in this thread inside the ``with`` block."""
+    before, _recording.runs = getattr(_recording, "runs", None), []
+    try:
+        yield _recording.runs
+    finally:
+        _recording.runs = before
+
+
 class Hoisted:
-    """A compiled graph and its prologue, called as Inductor's graphs are: with one list of all inputs."""
+    """A compiled graph and its prologue, called as Inductor's graphs are: with one list of all inputs.
+
+    Attributes:
+        static, kept: the positions among all inputs of those that the prologue takes, and that `compiled` takes.
+        compiled: the rest of the graph; it takes the prologue's results first.
+    """
 
     _boxed_call = True
 
     def __init__(
         self, prologue: fx.GraphModule, static: Sequence[int], kept: Sequence[int], compiled: Callable
     ) -> None:
-        self._prologue, self._static, self._kept, self._compiled = prologue, static, kept, compiled
+        self._prologue, self.static, self.kept, self.compiled = prologue, static, kept, compiled
         self._watch = Watch()
         # By the watch's number: models of one class, and repeated layers compiled by themselves, share this graph.
         self._values: dict[int, tuple] = {}
 
     def __call__(self, inputs: list) -> object:
-        parameters = list(map(inputs.__getitem__, self._static))
+        runs = getattr(_recording, "runs", None)
+        whole = None if runs is None else list(inputs)
+        parameters = list(map(inputs.__getitem__, self.static))
         number = self._watch.number(parameters)
-        values = self._values.get(number)
+        values = self.values(number)
         if values is None:
             self._values = {n: kept for n, kept in self._values.items() if self._watch.holds(n)}
             # Inference tensors count no writes: nothing could be kept for them, such as Winograd's weights.
             with torch.inference_mode(False), torch.no_grad():
                 values = self._values[number] = self._prologue(*parameters)
-        given = [*values, *map(inputs.__getitem__, self._kept)]
+        given = [*values, *map(inputs.__getitem__, self.kept)]
         inputs.clear()
-        return self._compiled(given)
+        answers = self.compiled(given)
+        if runs is not None:
+            runs.append(Run(self, number, whole, answers))
+        return answers
+
+    def values(self, number: int) -> tuple | None:
+        """What was computed from the parameters; None after they have changed."""
+        return self._values.get(number)
 
 
 def hoist(gm: fx.GraphModule, static: set[int]) -> tuple[fx.GraphModule, list[int], list[int], list[fx.Node]] | None:

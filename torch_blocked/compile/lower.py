@@ -18,6 +18,7 @@ from torch_blocked.compile.fusion import CONVOLUTIONS, decompose, decompositions
 from torch_blocked.compile.guards import guard_by_versions
 from torch_blocked.compile.hoist import Hoisted, hoist
 from torch_blocked.compile.linear import multiply_few_rows
+from torch_blocked.compile.model_input import pass_model
 from torch_blocked.compile.pool import drop_unread_indices
 from torch_blocked.compile.sizes import sizes_from_inputs
 from torch_blocked.compile.src_scale import scale_weights
@@ -53,8 +54,9 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
             gm, example_inputs, inner_compile=partial(_compile_graph, graph), config_patches=settings,
             decompositions=None if training else decompositions(),
         )  # fmt: skip
-    guard_by_versions()
-    return compiled
+    call = None if training else pass_model(gm, compiled)
+    guard_by_versions(call)
+    return call or compiled
 
 
 def _check_compiler() -> None:

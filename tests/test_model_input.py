@@ -1,0 +1,291 @@
+"""The model in place of its parameters: a call reads none of them, and sees every change of them."""
+
+import copy
+import gc
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from backend_cases import Lambda, assert_close, block, both, compiled, conv, fresh, randomized  # noqa: F401
+from conftest import dense
+from torch import nn
+from torch._dynamo import lookup_backend
+
+import torch_blocked as tb
+from torch_blocked.compile import model_input
+
+pytestmark = pytest.mark.skipif(sys.version_info >= (3, 12), reason="this CPython counts no changes of dicts")
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """One entry for each call that read the parameters."""
+    found, read = [], model_input.ModelCall._read
+    monkeypatch.setattr(model_input.ModelCall, "_read", lambda *args: found.append(1) or read(*args))
+    return found
+
+
+def images(n=2):
+    return torch.randn(n, 3, 6, 5)
+
+
+def classifier():
+    """Convolutions, and linear layers, whose weights the graph takes as they are."""
+    layers = {"c": conv(3, 17), "n": nn.BatchNorm2d(17), "l": nn.Linear(17, 5), "k": nn.Linear(5, 4)}
+    return randomized(Lambda(lambda m, x: m.k(F.gelu(m.l(F.relu(m.n(m.c(x))).mean((2, 3))))), **layers)).requires_grad_(
+        False
+    )
+
+
+@pytest.mark.parametrize(
+    "make, blocked, expected",
+    [
+        (block, False, 1),
+        (classifier, False, 1),
+        (classifier, True, 1),
+        (block, True, 4),
+    ],  # AOTAutograd makes a blocked answer
+)
+@torch.no_grad()
+def test_read_once(make, blocked, expected, reads):
+    model = make()
+    model = model.to(tb.blocked) if blocked else model
+    function = compiled(model)
+    for _ in range(4):
+        x = images()
+        assert_close(function(x), dense(model(x)))
+    assert len(reads) == expected
+
+
+def _replace(model):
+    model.layers.c.weight = nn.Parameter(torch.randn_like(dense(model.layers.c.weight)), requires_grad=False)
+
+
+CHANGES = {
+    "in place": lambda m: m.layers.c.bias.add_(1),
+    "in place, blocked or not": lambda m: m.layers.c.weight.mul_(2),
+    "of the values in a view": lambda m: m.layers.c.bias[1:3].fill_(3.0),
+    "by .data": lambda m: setattr(m.layers.c.bias, "data", torch.randn(17)),
+    "of statistics": lambda m: m.layers.n.running_mean.add_(1),
+    "of what the graph takes as it is": lambda m: m.layers.l.weight.mul_(-1),
+    "another of what it takes": lambda m: setattr(m.layers.l, "weight", nn.Parameter(torch.randn(5, 17), False)),
+    "another parameter": _replace,
+    "load_state_dict": lambda m: m.load_state_dict({k: dense(v).clone() + 1 for k, v in m.state_dict().items()}),
+    "load_state_dict, assigned": lambda m: m.load_state_dict(
+        {k: v.clone() + 1 for k, v in m.state_dict().items()}, assign=True
+    ),
+    "another module": lambda m: m.layers.update({"c": copy.deepcopy(m.layers.c).requires_grad_(False)}),
+    "all made anew": lambda m: setattr(m, "layers", copy.deepcopy(m.layers)),
+}
+
+
+@both
+@torch.no_grad()
+def test_changes_are_seen(blocked, reads):
+    model, x = classifier(), images()
+    model = model.to(tb.blocked) if blocked else model
+    function = compiled(model)
+    for name, change in CHANGES.items():
+        for _ in range(2):
+            function(x)
+        reads.clear()
+        change(model)
+        for _ in range(3):
+            assert_close(function(x), dense(model(x)))
+        assert 1 <= len(reads) <= 2, name
+
+
+@torch.no_grad()
+def test_every_step_of_an_optimizer_is_seen(reads):
+    model, x = classifier(), images()
+    function = compiled(model)
+    for _ in range(5):
+        torch._foreach_add_(list(model.parameters()), 0.1)
+        assert_close(function(x), model(x))
+    assert len(reads) == 5
+    assert_close(function(x), model(x))
+    assert len(reads) == 5
+
+
+@both
+@torch.no_grad()
+def test_models_of_one_class(blocked, reads):
+    """They share the code and one convolution, and have the rest for themselves."""
+    models, x = [classifier() for _ in range(3)], images()
+    models[1].layers.c = models[0].layers.c
+    models = [model.to(tb.blocked) if blocked else model for model in models]
+    function = torch.compile(lambda m, x: m(x), backend="torch_blocked", fullgraph=True)
+    for _ in range(3):
+        for model in models:
+            assert_close(function(model, x), dense(model(x)))
+    assert len(reads) == 3
+    models[0].layers.l.weight.mul_(2)
+    models[2].layers.c.bias.add_(1)
+    for _ in range(2):
+        for model in models:
+            assert_close(function(model, x), dense(model(x)))
+    assert len(reads) == 5
+
+
+@torch.no_grad()
+def test_without_guards_the_model_still_counts():
+    """As `torch.compiler.set_stance` may have it."""
+    models, x = [classifier() for _ in range(2)], images()
+    function = torch.compile(lambda m, x: m(x), backend="torch_blocked", fullgraph=True)
+    for model in models * 2:
+        function(model, x)
+    with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+        for model in models * 2:
+            assert_close(function(model, x), model(x))
+            model.layers.l.weight.mul_(2)
+            assert_close(function(model, x), model(x))
+
+
+OTHERS = {  # name -> a function of layers and x, which the graph alone does not answer, and how often it is read
+    "writes to a buffer": (lambda m, x: m.n.running_mean.add_(1) + m.n(m.c(x)).mean((0, 2, 3)), 3),
+    "returns a view of its argument": (lambda m, x: (m.c(x), x[0]), 3),
+    "returns a view of a parameter": (lambda m, x: (m.c(x), m.c.bias[1:]), 3),
+    "computes nothing from parameters alone": (lambda m, x: F.conv2d(x, m.c.weight * x.mean(), m.c.bias * x.mean()), 3),
+    "returns its argument, by Dynamo": (lambda m, x: (m.c(x), x), 1),
+    "returns a parameter, by Dynamo": (lambda m, x: (m.c(x), m.c.bias), 1),
+    "returns numbers, by Dynamo": (lambda m, x: (m.c(x), x.shape[0]), 1),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@torch.no_grad()
+def test_graphs_that_do_more(name, reads):
+    function, expected = OTHERS[name]
+    model, x = randomized(Lambda(function, c=conv(3, 17), n=nn.BatchNorm2d(17))), images()
+    other = copy.deepcopy(model)
+    function = compiled(model)
+    for _ in range(3):
+        got, want = (y if isinstance(y, tuple) else (y,) for y in (function(x), other(x)))
+        for actual, answer in zip(got, want, strict=True):
+            if isinstance(answer, torch.Tensor):
+                assert_close(actual, answer)
+            else:
+                assert actual == answer
+        assert (got[-1] is x) == (want[-1] is x)
+        assert (got[-1] is model.layers.c.bias) == (want[-1] is other.layers.c.bias)
+    assert len(reads) == expected
+
+
+@both
+@torch.no_grad()
+def test_sizes_that_vary(blocked, reads):
+    model = classifier()
+    model = model.to(tb.blocked) if blocked else model
+    function = compiled(model, dynamic=True)
+    for n in (2, 3, 5, 7):
+        x = torch.randn(n, 3, 6 + n, 9)
+        assert_close(function(x), dense(model(x)))
+    assert len(reads) == (4 if blocked else 1)
+
+
+@torch.no_grad()
+def test_blocked_images(reads):
+    model = block().to(tb.blocked)
+    function = compiled(model)
+    for _ in range(3):
+        x = images().to(tb.blocked)
+        assert_close(function(x), model(x))
+    assert len(reads) == 3
+
+
+@torch.no_grad()
+def test_two_models_of_one_function(reads):
+    """There is no single one to pass."""
+    a, b, x = classifier(), classifier(), images()
+    function = compiled(lambda x: a(x) + b(x))
+    for _ in range(3):
+        assert_close(function(x), a(x) + b(x))
+        b.layers.c.bias.add_(1)
+    assert reads == []
+
+
+def test_gradients(reads):
+    """Training takes the parameters."""
+    model, x = block().train(), images()
+    other = copy.deepcopy(model)
+    for m in (compiled(model), other):
+        m(x).square().sum().backward()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+    assert reads == []
+
+
+@torch.no_grad()
+def test_another_backend_sees_the_parameters(reads):
+    seen = []
+
+    def backend(gm, example_inputs):
+        inner = lookup_backend("torch_blocked")(gm, example_inputs)
+        return lambda *args: seen.append(args) or inner(*args)
+
+    model, x = block(), images()
+    function = torch.compile(model, backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert_close(function(x), model(x))
+    assert all(isinstance(a, torch.Tensor) for args in seen for a in args) and len(seen) == 2 and reads == []
+
+
+@torch.no_grad()
+def test_weights_made_in_inference_mode(reads):
+    """Nothing counts what is written to them."""
+    with torch.inference_mode():
+        model, x = classifier(), images()
+        function = compiled(model)
+        for _ in range(3):
+            assert_close(function(x), model(x))
+            model.layers.c.bias.add_(1)
+    assert len(reads) == 3
+
+
+@torch.no_grad()
+def test_model_that_is_gone_is_freed():
+    model, x = classifier(), images()
+    function = torch.compile(lambda m, x: m(x), backend="torch_blocked", fullgraph=True)
+    for _ in range(3):
+        function(model, x)
+    gone = weakref.ref(model), *(weakref.ref(p) for p in model.parameters())
+    del model
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * len(gone)
+    other = classifier()
+    assert_close(function(other, x), other(x))
+
+
+@torch.no_grad()
+def test_parameters_that_other_threads_write_and_replace():
+    """Each answer is by one of the two parameters; the last by the last."""
+    model, x = classifier(), images()
+    function, layer = compiled(model), model.layers.l
+    choices = [torch.randn(5), torch.randn(5)]
+    wanted = []
+    for choice in choices:
+        layer.bias.copy_(choice)
+        wanted.append(model(x))
+    function(x)
+    stop, errors = threading.Event(), []
+
+    def call():
+        with torch.no_grad():
+            while not stop.is_set():
+                answer = function(x)
+                if not any(torch.allclose(answer, want, rtol=1e-3, atol=1e-3) for want in wanted):
+                    errors.append(answer)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for i in range(400):
+        layer.bias = nn.Parameter(choices[i % 2].clone(), requires_grad=False)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert_close(function(x), model(x))
