@@ -15,7 +15,8 @@ from torch import nn
 from torch._dynamo import lookup_backend
 
 import torch_blocked as tb
-from torch_blocked.compile import model_input
+from torch_blocked._python import Entry
+from torch_blocked.compile import lower, model_input
 
 pytestmark = pytest.mark.skipif(sys.version_info >= (3, 12), reason="this CPython counts no changes of dicts")
 
@@ -58,6 +59,30 @@ def test_read_once(make, blocked, expected, reads):
         x = images()
         assert_close(function(x), dense(model(x)))
     assert len(reads) == expected
+
+
+@torch.no_grad()
+def test_called_without_the_wrapper_of_inductor(monkeypatch):
+    """But where a profiler runs, which gets the graph's name from there."""
+    calls, call = [], lower.BelowAutograd.__call__
+    monkeypatch.setattr(lower.BelowAutograd, "__call__", lambda *args: calls.append(1) or call(*args))
+    model, x = classifier(), images()
+    function = compiled(model)
+    for _ in range(3):
+        assert_close(function(x), model(x))
+    assert len(calls) == 1
+    with torch.profiler.profile() as profile:
+        assert_close(function(x), model(x))
+    assert len(calls) == 2 and any("CompiledFxGraph" in event.name for event in profile.events())
+    gradient = torch.enable_grad()(lambda: function(x))()
+    assert not gradient.requires_grad and gradient.is_leaf
+
+
+def test_what_an_entry_does_not_take():
+    entry = Entry(0, 2, 1)
+    for values, others in (((), []), ((torch.ones(1),), []), ((1, 2), []), ((torch.ones(1),), [None])):
+        with pytest.raises(TypeError, match="Entry: "):
+            entry(values, others)
 
 
 def _replace(model):

@@ -14,7 +14,10 @@ What happens to a graph, one file a step:
 9. chain.py: the convolutions around a depthwise one run with it, some rows of all at a time.
 10. hoist.py: what depends on parameters alone is computed once, not per call, and anew after they change.
 11. Inductor compiles the rest, with its C++ wrapper.
-12. guards.py: one guard tells whether the model's modules are still those that were traced.
+12. model_input.py: a call takes the model in place of its parameters, and reads them after a change only.
+13. guards.py: one guard tells whether the model's modules, and what is in them, are still as they were.
+
+entry.py and calls.py: how the compiled graph is called, and calls the operators.
 """
 
 from torch_blocked.compile.lower import backend

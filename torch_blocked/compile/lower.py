@@ -152,9 +152,9 @@ class BelowAutograd:
 
     _boxed_call = True
 
-    def __init__(self, compiled: Callable) -> None:
-        self._compiled = compiled
+    def __init__(self, graph: Callable) -> None:
+        self.graph = graph
 
     def __call__(self, inputs: list) -> object:
         with torch._C._AutoDispatchBelowAutograd():
-            return self._compiled(inputs)
+            return self.graph(inputs)

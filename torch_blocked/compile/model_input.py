@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, fx, nn
 from torch._guards import Source, TracingContext
+from torch.autograd import profiler
 
-from torch_blocked._python import Contents
+from torch_blocked._python import Contents, Entry
+from torch_blocked.compile.entry import entry_of
 from torch_blocked.compile.hoist import Hoisted, Run, recorded
 from torch_blocked.tensor import BlockedTensor
 
@@ -101,12 +103,21 @@ class Known(NamedTuple):
         parameters: what was in them.
         graph, number: the compiled graph, and what it has computed from the parameters.
         others: its other inputs: positions among the arguments, or parameters that it takes as they are.
+        entry: the graph's function in C++, if it has one.
     """
 
     parameters: Contents
     graph: Hoisted
     number: int
     others: list[int | weakref.ref]
+    entry: Entry | None
+
+    def __call__(self, values: tuple, args: Sequence) -> Sequence:
+        """The graph's answers; `values`: what it has computed from the parameters."""
+        others = [args[other] if type(other) is int else other() for other in self.others]
+        if self.entry is None or profiler._is_profiler_enabled:  # a profiler sees the graph by its name
+            return self.graph.compiled([*values, *others])
+        return self.entry(values, others)
 
 
 class ModelCall:
@@ -138,7 +149,7 @@ class ModelCall:
             known, seen.checked = seen.checked, None
             values = known.graph.values(known.number)
             if values is not None:
-                return known.graph.compiled([*values, *(args[a] if type(a) is int else a() for a in known.others)])
+                return known(values, args)
         return self._read(model, seen, args)
 
     def _read(self, model: object, seen: Seen | None, args: Sequence) -> object:
@@ -177,7 +188,8 @@ class ModelCall:
             if other is None:
                 return None
             others.append(other)
-        return Known(contents, graph, number, others)
+        entry = entry_of(graph.compiled.graph, graph.computed, [inputs[i] for i in graph.kept], answers)
+        return Known(contents, graph, number, others, entry)
 
 
 def _physical(parameter: Tensor) -> Tensor:
