@@ -212,6 +212,19 @@ def test_sizes_that_vary(blocked, reads):
 
 
 @torch.no_grad()
+def test_autocast(reads):
+    """AOTAutograd turns it off around the graph, which has it inside."""
+    model, x = classifier(), images()
+    function = compiled(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            got, want = function(x), model(x)
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+    assert len(reads) == 3
+
+
+@torch.no_grad()
 def test_blocked_images(reads):
     model = block().to(tb.blocked)
     function = compiled(model)

@@ -42,16 +42,13 @@ _CONSTANTS = {bool, bytes, complex, float, int, str, type(None), torch.device, t
 def guard_by_versions(call: ModelCall | None = None) -> None:
     """Puts one guard for each model in place of those on its modules; called while Dynamo compiles.
 
-    `call` is told which is that of its model.
-
-    Does nothing where CPython counts no changes (from 3.12 on), or where the guards are to be written to a file. A
-    user's `guard_filter_fn` is asked about a model, not about what is in it.
+    `call`, if given, is told which is that of its model.
+    Does nothing unless `can_guard`. A user's `guard_filter_fn` is asked about a model, not about what is in it.
     """
-    from torch._dynamo import config
     from torch._dynamo.source import GlobalSource, LocalSource, is_from_unspecialized_nn_module_source
 
     context = TracingContext.try_get()
-    if sys.version_info >= (3, 12) or context is None or config.caching_precompile:
+    if context is None or not can_guard():
         return
     rest, taken = [], defaultdict(list)
     for guard in context.guards_context.dynamo_guards:
@@ -62,6 +59,13 @@ def guard_by_versions(call: ModelCall | None = None) -> None:
     calls = {call.root: call} if call else {}
     ours = [Guard(root, partial(modules_unchanged, guards, calls.get(root))) for root, guards in taken.items()]
     context.guards_context.dynamo_guards = GuardsSet(OrderedSet([*rest, *ours]))
+
+
+def can_guard() -> bool:
+    """Whether CPython counts the changes of dicts, up to 3.11, and the guards are not to be written to a file."""
+    from torch._dynamo import config
+
+    return sys.version_info < (3, 12) and not config.caching_precompile
 
 
 def modules_unchanged(guards: Sequence[Guard], call: ModelCall | None, builder: GuardBuilder, guard: Guard) -> None:

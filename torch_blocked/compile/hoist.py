@@ -55,16 +55,21 @@ class Hoisted:
     Attributes:
         static, kept: the positions among all inputs of those that the prologue takes, and that `compiled` takes.
         computed: how many results the prologue has.
-        compiled: the rest of the graph; it takes the prologue's results first.
+        compiled: the rest of the graph; it takes these results first.
     """
 
     _boxed_call = True
 
     def __init__(
-        self, prologue: fx.GraphModule, static: Sequence[int], kept: Sequence[int], compiled: Callable
+        self, prologue: Callable, static: Sequence[int], kept: Sequence[int], computed: int, compiled: Callable
     ) -> None:
-        self._prologue, self.static, self.kept, self.compiled = prologue, static, kept, compiled
-        self.computed = len(prologue.graph.output_node().args[0])
+        self._prologue, self.static, self.kept, self.computed, self.compiled = (
+            prologue,
+            static,
+            kept,
+            computed,
+            compiled,
+        )
         self._watch = Watch()
         # By the watch's number: models of one class, and repeated layers compiled by themselves, share this graph.
         self._values: dict[int, tuple] = {}

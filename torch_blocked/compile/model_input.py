@@ -13,12 +13,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor, fx, nn
 from torch._guards import Source, TracingContext
 from torch.autograd import profiler
 
 from torch_blocked._python import Contents, Entry
 from torch_blocked.compile.entry import entry_of
+from torch_blocked.compile.guards import can_guard
 from torch_blocked.compile.hoist import Hoisted, Run, recorded
 from torch_blocked.tensor import BlockedTensor
 
@@ -38,7 +40,8 @@ def pass_model(gm: fx.GraphModule, compiled: Callable) -> ModelCall | None:
     Dynamo may see the arguments: another backend that calls this one, a debugger.
     """
     context = TracingContext.try_get()
-    if context is None or not _called_by_dynamo(gm) or context.fake_mode.shape_env.specializations:
+    fake_mode = context and context.fake_mode
+    if fake_mode is None or fake_mode.shape_env.specializations or not _called_by_dynamo(gm) or not can_guard():
         return None
     arguments = [node.meta.get("grapharg") for node in gm.graph.find_nodes(op="placeholder")]
     roots = [_root(argument.source) if argument is not None and argument.is_tensor else None for argument in arguments]
@@ -57,7 +60,7 @@ def _called_by_dynamo(gm: fx.GraphModule) -> bool:
     """Whether what called the backend is Dynamo, which calls what it gets with what its bytecode passes."""
     from torch._dynamo import config
 
-    if config.caching_precompile or config.verify_correctness or config.repro_after:
+    if config.verify_correctness or config.repro_after:
         return False
     frame = sys._getframe(3)  # of this function, `pass_model` and the backend
     while frame is not None and frame.f_globals.get("__name__") in _CALLERS:
@@ -77,9 +80,11 @@ def _root(source: Source) -> Source | None:
 
 
 def _is_plain(context: TracingContext) -> bool:
-    """Whether the graph writes to none of its inputs, so that its answers are all there is."""
+    """Whether the graph's answers are all there is: it writes to none of its inputs, and AOTAutograd sets nothing."""
     metadata = context.fw_metadata
-    return metadata is not None and not any(i.mutates_data or i.mutates_metadata for i in metadata.input_info)
+    if metadata is None or torch._C._is_any_autocast_enabled():
+        return False
+    return not any(i.mutates_data or i.mutates_metadata for i in metadata.input_info)
 
 
 class _Nothing(Source):
