@@ -121,6 +121,7 @@ bool ModuleVersions::hold(py::handle first) const {
 }
 
 std::pair<bool, bool> ModuleVersions::hold_with(py::handle first, const Contents* contents) const {
+  if (contents != nullptr) contents->prefetch();
   const bool held = hold(first);
   return {held, held && contents != nullptr && !contents->changed()};
 }

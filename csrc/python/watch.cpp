@@ -46,8 +46,14 @@ Contents::Contents(const pybind11::list& tensors) {
   for (c10::TensorImpl* const tensor : tensors_of(tensors)) contents_.emplace_back(tensor, Content(tensor));
 }
 
+void Contents::prefetch() const {
+  for (const auto& [tensor, content] : contents_) {
+    torch_blocked::prefetch(tensor);
+    __builtin_prefetch(content.storage._unsafe_get_target());
+  }
+}
+
 bool Contents::changed() const {
-  for (const auto& [tensor, content] : contents_) prefetch(tensor);
   return !std::all_of(contents_.begin(), contents_.end(), [](const auto& each) { return each.second.is(each.first); });
 }
 
