@@ -13,6 +13,7 @@ from backend_cases import Lambda, assert_close, block, both, compiled, conv, fre
 from conftest import dense
 from torch import nn
 from torch._dynamo import lookup_backend
+from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_blocked as tb
 from torch_blocked._python import Entry
@@ -212,6 +213,31 @@ def test_sizes_that_vary(blocked, reads):
 
 
 @torch.no_grad()
+def test_parameters_of_another_class(reads):
+    """Of which nothing is known: they are read each time."""
+    model, x = classifier(), images()
+    weights = [torch.randn(5, 17), torch.randn(5, 17)]
+    model.layers.l.weight = nn.Parameter(TwoTensor(*weights), requires_grad=False)
+    function = compiled(model)
+    for _ in range(3):
+        assert_close(function(x).a, model(x).a)
+        weights[0].mul_(2)
+    assert len(reads) == 3
+
+
+@pytest.mark.parametrize("to_sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+@torch.no_grad()
+def test_sparse_parameters(to_sparse):
+    """Dynamo leaves them out of the graph, and the model in it."""
+    model = Lambda(lambda m, x: m.s.weight @ m.c(x).flatten(1).view(17, -1), c=conv(3, 17), s=nn.Linear(17, 17))
+    model.layers.s.weight = nn.Parameter(to_sparse(torch.eye(17)), requires_grad=False)
+    function, x = torch.compile(model.eval(), backend="torch_blocked"), images(1)
+    for _ in range(3):
+        assert_close(function(x), model(x))
+        model.layers.c.bias.add_(1)
+
+
+@torch.no_grad()
 def test_autocast(reads):
     """AOTAutograd turns it off around the graph, which has it inside."""
     model, x = classifier(), images()
@@ -232,6 +258,26 @@ def test_blocked_images(reads):
         x = images().to(tb.blocked)
         assert_close(function(x), model(x))
     assert len(reads) == 3
+
+
+@torch.no_grad()
+def test_graph_break(reads):
+    """Each part has a call of its own, and the same model."""
+    layers = {"a": conv(3, 17), "b": conv(17, 5), "n": nn.BatchNorm2d(17)}
+    model = randomized(Lambda(lambda m, x: m.b(_apart(F.relu(m.n(m.a(x))))), **layers))
+    function, x = torch.compile(model, backend="torch_blocked"), images()
+    for changed, expected in ((None, 2), ("a", 1), ("b", 1)):
+        if changed is not None:
+            model.layers[changed].bias.add_(1)
+        reads.clear()
+        for _ in range(3):
+            assert_close(function(x), model(x))
+        assert len(reads) == expected
+
+
+@torch._dynamo.disable
+def _apart(x):
+    return x
 
 
 @torch.no_grad()

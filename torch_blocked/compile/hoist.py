@@ -63,13 +63,8 @@ class Hoisted:
     def __init__(
         self, prologue: Callable, static: Sequence[int], kept: Sequence[int], computed: int, compiled: Callable
     ) -> None:
-        self._prologue, self.static, self.kept, self.computed, self.compiled = (
-            prologue,
-            static,
-            kept,
-            computed,
-            compiled,
-        )
+        self.static, self.kept, self.computed = static, kept, computed
+        self.compiled, self._prologue = compiled, prologue
         self._watch = Watch()
         # By the watch's number: models of one class, and repeated layers compiled by themselves, share this graph.
         self._values: dict[int, tuple] = {}
