@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torch_blocked as tb
-from torch_blocked._python import ModuleVersions, Watch
+from torch_blocked._python import Contents, ModuleVersions, Watch
 
 counted = pytest.mark.skipif(sys.version_info >= (3, 12), reason="this CPython counts no changes of dicts")
 
@@ -158,3 +158,29 @@ def test_watch_of_inference_tensors():
     with torch.inference_mode():
         watch, tensors = Watch(), [torch.zeros(2)]
     assert watch.number(tensors) != watch.number(tensors)
+
+
+@counted
+def test_tensors_among_the_attributes_of_a_tensor():
+    """Such as a blocked one's physical; a tensor may also be an attribute of itself."""
+    m = model()
+    m[0].weight.inner = torch.ones(3)
+    m[0].weight.own = m[0].weight
+    versions = ModuleVersions(list(m.modules()))
+    assert versions.hold(m)
+    m[0].weight.inner.resize_(2)
+    assert not versions.hold(m)
+
+
+@counted
+def test_contents():
+    m = model()
+    versions, contents = ModuleVersions(list(m.modules())), Contents([m[0].weight, m[0].bias])
+    assert versions.hold_with(m, contents) == (True, True) and versions.hold_with(m, None) == (True, False)
+    with torch.no_grad():
+        m[0].bias.add_(1)
+    assert versions.hold_with(m, contents) == (True, False)
+    m[0].bias = None
+    assert versions.hold_with(m, contents) == (False, False)
+    with pytest.raises(TypeError, match="not a tensor"):
+        Contents([m[0].weight, None])
