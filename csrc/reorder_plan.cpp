@@ -165,10 +165,10 @@ void lengthen(Plan& plan, Role role, const Choose& choose) {
 }
 
 // Cuts an axis into equal steps of at most `limit`. They begin with whole periods, so that one table of offsets serves
-// for all of them, or with whole vectors.
-void set_even_steps(Axis& axis, int64_t limit) {
+// for all of them, or with whole cache lines.
+void set_even_steps(Axis& axis, int64_t limit, int64_t element_size) {
   const int64_t period = std::max(axis.src.period(), axis.dst.period());
-  const int64_t unit = period > 1 && period <= limit ? period : std::min<int64_t>(16, limit);
+  const int64_t unit = period > 1 && period <= limit ? period : std::min(64 / element_size, limit);
   const int64_t steps = (axis.padded + limit - 1) / limit;
   axis.step = ((axis.padded + steps - 1) / steps + unit - 1) / unit * unit;
 }
@@ -200,7 +200,7 @@ void set_run_step(Axis& axis, int64_t run, int64_t across, int64_t element_size)
   if (run > 0)
     axis.step = run;
   else
-    set_even_steps(axis, across < some ? tile_numel / across : some);
+    set_even_steps(axis, across < some ? tile_numel / across : some, element_size);
 }
 
 }  // namespace
@@ -224,13 +224,13 @@ bool plan_copy(Plan& plan) {
     if (run > 0)
       cols.step = run;
     else
-      set_even_steps(cols, tile_numel);
+      set_even_steps(cols, tile_numel, plan.element_size);
     cols.src_adjacent = cols.dst_adjacent = true;
     const int64_t rows = std::clamp<int64_t>(tile_numel / cols.step, 1, 256);
     cols.role = Role::Cols;
     nearest_axis(plan)->role = Role::Rows;
     lengthen(plan, Role::Rows, [&](const Axis&) { return nearest_axis(plan); });
-    set_even_steps(plan.axis(Role::Rows), rows);
+    set_even_steps(plan.axis(Role::Rows), rows, plan.element_size);
     order_loops(plan);
     return true;
   }
@@ -312,8 +312,8 @@ bool plan_reference(Plan& plan) {
   std::min_element(plan.axes.begin(), plan.axes.end(), nearer(&Axis::dst))->role = Role::Cols;
   std::min_element(plan.axes.begin(), plan.axes.end(), nearer(&Axis::src))->role = Role::Rows;
   lengthen(plan, Role::Rows, [&](const Axis&) { return nearest_axis(plan); });
-  set_even_steps(plan.axis(Role::Rows), 64);
-  set_even_steps(plan.axis(Role::Cols), 64);
+  set_even_steps(plan.axis(Role::Rows), 64, plan.element_size);
+  set_even_steps(plan.axis(Role::Cols), 64, plan.element_size);
   order_loops(plan);
   return true;
 }

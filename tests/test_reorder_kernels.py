@@ -31,7 +31,7 @@ STREAMED += [((12, 3, 300, 301), torch.float32), ((16, 3, 300, 300), torch.uint8
 @pytest.mark.parametrize(("size", "dtype"), STREAMED, ids=str)
 def test_larger_than_the_caches(isa, guarded, size, dtype):
     x = random_bits(size, dtype)
-    pairs = "nchw nChw16c, nChw16c nchw, nhwc nChw16c, nChw16c nhwc, nchw nChw8c, nhwc nchw, nchw nhwc"
+    pairs = "nchw nChw16c, nChw16c nchw, nhwc nChw16c, nChw16c nhwc, nchw nChw8c, nChw8c nchw, nhwc nchw, nchw nhwc"
     for pair in pairs.split(", "):
         assert_reordered(x, *pair.split())
 

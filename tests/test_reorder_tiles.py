@@ -41,6 +41,18 @@ def test_each_remainder(isa, guarded, channels, dtype):
             assert_reordered(x, tag, "nchw")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels", [2, 4, 8])
+def test_short_rows_that_follow_each_other(isa, guarded, channels, dtype):
+    for pixels in PIXELS:
+        x = random_bits((2, channels, 1, pixels), dtype)
+        assert_reordered(x, "nhwc", "nchw")
+        assert_reordered(x, f"nChw{channels}c", "nchw")
+    if dtype == torch.uint8:  # past the caches
+        x = random_bits((3, channels, 1201, 1500), dtype)
+        assert_reordered(x, "nhwc", "nchw")
+
+
 # Rows of channels that begin a multiple of 4096 bytes apart, or of a part of that; and in few rows or short ones.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pixels", [8, 9, 17, 49])

@@ -30,9 +30,11 @@ template <class Tile, bool stream>
   c = std::min(c, cols - Tile::cols);
   const char* const from = src + c * Tile::element_size;
   char* const to = dst + r * Tile::element_size;
-  if (stream && (c * Tile::element_size) % 64 < Tile::cols * Tile::element_size)  // once a cache line
-    for (int64_t i = r; i < std::min(rows, r + Tile::rows); i++)
+  if (stream && (c * Tile::element_size) % 64 < Tile::cols * Tile::element_size) {  // once a cache line
+    const int64_t src_row = rows > 1 ? src_rows[1] - src_rows[0] : 64, step = 64 / std::clamp<int64_t>(src_row, 1, 64);
+    for (int64_t i = r; i < std::min(rows, r + Tile::rows); i += step)
       __builtin_prefetch(from + src_rows[i] + prefetch_distance(stream));
+  }
   if (rows - r >= Tile::rows) [[likely]]
     Tile::template run<stream>(from, src_rows + r, to, dst_rows + c);
   else
@@ -121,6 +123,20 @@ bool transpose_three(const char* src, RowOffsets src_rows, char* dst, RowOffsets
   return false;
 }
 
+// Src rows shorter than 16 bytes that follow each other, as blocks of few channels do. False where they do not.
+template <class T, int block>
+bool transpose_dense(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
+                     int64_t padded_rows, int64_t cols, bool stream) {
+  constexpr int size = sizeof(T), vector = vector_bytes / size;
+  if constexpr (block * size < 16) {
+    if (cols != block || src_rows.stride != block * size || rows != padded_rows || rows < vector) return false;
+    transpose_tiles<FromDenseRows<T, vector_bytes, block>>(src, src_rows.each, dst, dst_rows.each, rows, padded_rows,
+                                                           cols, stream);
+    return true;
+  }
+  return false;
+}
+
 // Dst rows narrower than a vector, as blocks of channels may be. False where they are not, or where src has no vectors.
 template <class T, int block, int bytes = vector_bytes>
 bool transpose_blocks(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
@@ -180,6 +196,9 @@ void transpose(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_r
   const int64_t dst_bytes = padded_rows * sizeof(T);
   stream = stream && (dst_bytes >= 64 || dst_rows.stride == dst_bytes);
   if (transpose_three<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
+  if (transpose_dense<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
+  if (transpose_dense<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
+  if (transpose_dense<T, 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 16>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;
   if (transpose_blocks<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, stream)) return;

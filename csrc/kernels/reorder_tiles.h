@@ -248,6 +248,28 @@ struct FromWideRows {
   }
 };
 
+// The same backwards: src rows of `cols` elements, shorter than a part, follow each other and are read by whole
+// vectors.
+template <class T, int bytes, int cols_>
+struct FromDenseRows {
+  using Registers = Tile<T, bytes, cols_>;
+  static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = cols_;
+  static_assert(Registers::group == cols);
+
+  template <bool stream>
+  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+    Registers tile;
+#pragma GCC unroll 16
+    for (int v = 0; v < cols; v++) std::memcpy(&tile.row[v], src + src_rows[0] + v * bytes, bytes);
+#pragma GCC unroll 4
+    for (int step = 1; step < cols; step *= 2) tile.shuffle_parts(1);
+#pragma GCC unroll 4
+    for (int step = 1; step < Registers::part; step *= 2) tile.shuffle_within_parts();
+#pragma GCC unroll 16
+    for (int c = 0; c < cols; c++) store<stream>(dst + dst_rows[c], tile.row[c]);
+  }
+};
+
 // ---- three channels
 
 // Three of every four elements side by side, and back: vectors of 16-byte parts whose first 12 bytes count.
