@@ -23,6 +23,7 @@ SHAPES = [
     (2, 2, 48, 48, 5, 11, (1, 0)),
     (1, 4, 32, 16, 40, 3, (0, 1)),
     (1, 2, 16, 16, 3, 130, (5, 4)),
+    (1, 2, 336, 48, 5, 6, (1, 1)),  # sums in several parts
 ]
 MODES = ["f2", "f4"]
 
@@ -56,6 +57,15 @@ def test_convolution(isa, guarded, mode, shape):
         assert tb.algorithm(blocked(x), wei, padding=padding, groups=groups).name == f"winograd_{mode}"
     y = conv(x, w, b, padding, groups, mode)
     check(y, F.conv2d(x.double(), w.double(), b.double(), padding=padding, groups=groups))
+
+
+@pytest.mark.parametrize("channels", [16, 32])
+def test_each_number_of_tiles(isa, guarded, channels):
+    """As many tiles as a call of each kernel takes, and as several calls share."""
+    x, w = torch.randn(33, 2 * channels, 4, 4), torch.randn(2 * channels, channels, 3, 3)
+    expected = F.conv2d(x.double(), w.double(), padding=1, groups=2)
+    for n in range(1, 34):
+        check(conv(x[:n], w, None, (1, 1), 2, "f4"), expected[:n])
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -54,7 +54,7 @@ Conv with_whole_tiles(const Conv& c, const Tiles& tiles) {
 
 // The work is cut into groups, and their rows of tiles into runs.
 struct Plan : Tiles {
-  const ConvKernels& gemm;
+  const WinogradKernels& kernels;
   PaddedPostOps post_ops;
   int64_t group_ic, group_oc;   // blocks of channels of a group; those of ic times the filter's depth
   int64_t nruns, run_rows;      // runs, and the most rows of tiles in one
@@ -64,20 +64,20 @@ struct Plan : Tiles {
   Conv padded;
   Window window;  // copies src: most tiles of a small image reach into the padding
 
-  Plan(const Conv& c, const WinogradTransforms& t);
+  Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransforms& t);
   int64_t src_plane() const { return plane_of(group_ic * run_rows * cols); }
   int64_t dst_plane() const { return in_place ? src_plane() : plane_of(group_oc * run_rows * cols); }
   int64_t products_size() const { return in_place ? 0 : planes * dst_plane(); }
 };
 
-Plan::Plan(const Conv& c, const WinogradTransforms& t)
+Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransforms& t)
     : Tiles(c, t),
-      gemm(*c.kernels()),
+      kernels(kernels),
       post_ops(c),
       stream(streams_dst(c)),
       padded(with_whole_tiles(c, *this)),
       window(padded, c.block) {
-  constexpr int64_t most_tiles = 28;  // two calls of the widest kernel; their transforms stay in L2
+  const int64_t most_tiles = 2 * kernels.most_tiles[0];  // their transforms stay in L2
   group_ic = ic_blocks / c.groups;
   group_oc = c.oc_blocks() / c.groups;
   const int64_t all_rows = c.n * c.od * rows, most_rows = std::max<int64_t>(1, most_tiles / cols);
@@ -90,30 +90,28 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
 
 // products[plane][block][tile] of a group.
 void multiply(const Plan& plan, int64_t group, int64_t tiles, const float* src, float* products) {
-  static const int64_t no_offset = 0;
-  const int64_t block = plan.conv.block, ncalls = (tiles + plan.gemm.cols - 1) / plan.gemm.cols;
-  ConvArgs a{};
+  const int64_t block = plan.conv.block;
+  WinogradProducts a{};
+  a.src_plane = plan.src_plane();
   a.src_block = a.dst_block = tiles * block;
-  a.taps = &no_offset;
-  a.ntaps = 1;
-  a.nblocks = plan.group_ic;
-  a.lanes = block;
-  a.sum_blocks = sum_blocks(plan.conv, 1);
-  a.wei_ic_block = block * block;
+  a.wei_plane = plan.wei_plane;
   a.wei_block = plan.wei_size;
-  a.first = true;
-  for (int64_t plane = 0; plane < plan.planes; plane++)
-    for (int64_t b = 0; b < plan.group_oc; b += 2) {
-      const ConvKernel* const kernels = plan.gemm.one_row[std::min<int64_t>(2, plan.group_oc - b) - 1];
-      a.wei = plan.conv.wei + (group * plan.group_oc + b) * plan.wei_size + plane * plan.wei_plane;
-      for (int64_t call = 0; call < ncalls; call++) {
-        int64_t begin, end;
-        split(tiles, ncalls, call, begin, end);
-        a.src = src + plane * plan.src_plane() + begin * block;
-        a.dst = products + plane * plan.dst_plane() + (b * tiles + begin) * block;
-        kernels[end - begin - 1](a);
-      }
+  a.dst_plane = plan.dst_plane();
+  a.planes = plan.planes;
+  a.ic_blocks = plan.group_ic;
+  a.sum_blocks = sum_blocks(plan.conv, 1);
+  for (int64_t b = 0; b < plan.group_oc; b += 2) {
+    const int64_t blocks = std::min<int64_t>(2, plan.group_oc - b), most = plan.kernels.most_tiles[blocks - 1];
+    const int64_t ncalls = (tiles + most - 1) / most;
+    a.wei = plan.conv.wei + (group * plan.group_oc + b) * plan.wei_size;
+    for (int64_t call = 0; call < ncalls; call++) {
+      int64_t begin, end;
+      split(tiles, ncalls, call, begin, end);
+      a.src = src + begin * block;
+      a.dst = products + (b * tiles + begin) * block;
+      plan.kernels.multiply[blocks - 1][end - begin - 1](a);
     }
+  }
 }
 
 // A channel block of the tiles in rows [begin, end): dst[plane][tile].
@@ -182,7 +180,8 @@ void compute_run(const Plan& plan, int64_t group, int64_t begin, int64_t end) {
 
 template <const WinogradTransforms WinogradKernels::* Transforms>
 void run(const Conv& c) {
-  const Plan plan(c, winograd_transforms(c)->*Transforms);
+  const WinogradKernels& kernels = *winograd_transforms(c);
+  const Plan plan(c, kernels, kernels.*Transforms);
   parallel_for(c.groups * plan.nruns, c.nthreads, [&](int64_t index_begin, int64_t index_end) {
     for (int64_t index = index_begin; index < index_end; index++) {
       int64_t begin, end;

@@ -1,6 +1,8 @@
 #include "winograd.h"
 
+#include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "tier.h"
 #include "vec.h"
@@ -320,9 +322,53 @@ template <int M, int R>
 constexpr WinogradRowTransforms row_transforms = {
     M, R, M + R - 1, sort_columns, transform_src_row<M, R>, transform_dst_row<M, R>, transform_wei_row<M, R>};
 
+template <int Tiles, int Blocks>
+void multiply(const WinogradProducts& a) {
+  const float *src = a.src, *wei = a.wei;
+  float* dst = a.dst;
+  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, wei += a.wei_plane, dst += a.dst_plane)
+    for (int64_t begin = 0; begin < a.ic_blocks; begin += a.sum_blocks) {
+      Vec acc[Blocks][Tiles];
+      UNROLL for (int b = 0; b < Blocks; b++) UNROLL for (int t = 0; t < Tiles; t++) acc[b][t] = Vec(0.f);
+      for (int64_t k = begin; k < std::min(begin + a.sum_blocks, a.ic_blocks); k++) {
+        const float* const tiles = src + k * a.src_block;
+        const float* const matrix = wei + k * block * block;
+#pragma GCC unroll 4
+        for (int i = 0; i < block; i++) {
+          Vec w[Blocks];
+          UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(matrix + b * a.wei_block + i * block);
+          UNROLL for (int t = 0; t < Tiles; t++) {
+            const Vec x(tiles[t * block + i]);
+            UNROLL for (int b = 0; b < Blocks; b++) acc[b][t] = multiply_add(w[b], x, acc[b][t]);
+          }
+        }
+      }
+      UNROLL for (int b = 0; b < Blocks; b++) UNROLL for (int t = 0; t < Tiles; t++) {
+        float* const sum = dst + b * a.dst_block + t * block;
+        if (begin > 0) acc[b][t] = acc[b][t] + Vec::loadu(sum);
+        acc[b][t].store(sum);
+      }
+    }
+}
+
+template <int Blocks, size_t... I>
+constexpr void fill(WinogradMultiply* row, std::index_sequence<I...>) {
+  ((row[I] = multiply<int(I) + 1, Blocks>), ...);
+}
+
+// One block of output channels leaves room for more tiles, two read each src element once for both.
+constexpr WinogradKernels make_table() {
+  constexpr int most_of_one = std::min(winograd_max_tiles, 2 * max_cols);
+  WinogradKernels table = {block, transforms<2>, transforms<4>, {most_of_one, max_cols}, {}, {}};
+  fill<1>(table.multiply[0], std::make_index_sequence<most_of_one>());
+  fill<2>(table.multiply[1], std::make_index_sequence<max_cols>());
+  table.rows[0] = row_transforms<4, 3>;
+  table.rows[1] = row_transforms<4, 4>;
+  return table;
+}
+
 }  // namespace
 
-extern const WinogradKernels TORCH_BLOCKED_TIER_NAME(winograd_kernels) = {
-    block, transforms<2>, transforms<4>, {row_transforms<4, 3>, row_transforms<4, 4>}};
+extern const WinogradKernels TORCH_BLOCKED_TIER_NAME(winograd_kernels) = make_table();
 
 }  // namespace torch_blocked

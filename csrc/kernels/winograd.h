@@ -42,9 +42,29 @@ struct WinogradRowTransforms {
   void (*wei)(const float* wei, int64_t wei_tap, int64_t count, float* dst, int64_t dst_plane);
 };
 
+// The products of transformed tiles and weights over few input channels, all elements of a tile in one call: src
+// element (plane, ic block k, tile t, lane i) is src[plane * src_plane + k * src_block + t * block + i], and dst
+// likewise by blocks of output channels; the weights of a plane are dense, wei[plane * wei_plane + oc block * wei_block
+// + (k, i, output channel)].
+struct WinogradProducts {
+  const float* src;
+  int64_t src_plane, src_block;
+  const float* wei;
+  int64_t wei_plane, wei_block;
+  float* dst;  // may be src where there is one call for all blocks of both
+  int64_t dst_plane, dst_block;
+  int64_t planes, ic_blocks;
+  int64_t sum_blocks;  // as in ConvArgs
+};
+using WinogradMultiply = void (*)(const WinogradProducts&);
+constexpr int winograd_max_tiles = 16;
+
 struct WinogradKernels {
   int64_t block;
   WinogradTransforms f2, f4;
+  // Of one and two blocks of output channels: the most tiles of a call, [tiles - 1].
+  int64_t most_tiles[2];
+  WinogradMultiply multiply[2][winograd_max_tiles];
   WinogradRowTransforms rows[2];  // F(4, 3) and F(4, 4)
 };
 TORCH_BLOCKED_DECLARE_KERNELS(WinogradKernels, winograd_kernels);
