@@ -48,7 +48,7 @@ def layer(request):
     make = MODELS[request.param]
     model, plain = make().to(tb.blocked), make().double()
     with tb.winograd("f4"):
-        yield Layer(model, torch.randn(1, 64, *[8] * (model.weight.dim() - 2)).to(tb.blocked), plain)
+        yield Layer(model, torch.randn(1, 64, *[10] * (model.weight.dim() - 2)).to(tb.blocked), plain)
 
 
 def another(weight):

@@ -12,6 +12,7 @@ from kernel_cases import run
 
 import torch_blocked as tb
 from torch_blocked import library
+from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format, weight_format
 
 # (n, ic, oc, ih, iw, padding): tiles whole and ragged, channels around the block, images smaller than a tile.
@@ -38,10 +39,10 @@ def winograd_mode():
         yield
 
 
-def conv(x, w, b, padding, mode="never", **post_ops):
+def conv(x, w, b, padding, mode="never", max_bytes=None, **post_ops):
     """The operator on blocked x and w."""
     block = library.isa_block()
-    with tb.winograd(mode):
+    with tb.winograd(mode, max_bytes):
         return run(
             x, w, b, ((1, 1), padding, (1, 1), 1), activation_format(4, block), weight_format(w.shape, block), block,
             **post_ops,
@@ -84,8 +85,9 @@ def test_post_ops(isa, guarded, mode, activation):
 @pytest.mark.parametrize("mode, most", [("never", 3e-6), ("f2", 5e-6), ("f4", 2.5e-5)])
 def test_error(isa, mode, most):
     x, w = torch.randn(2, 512, 10, 10), torch.randn(512, 512, 3, 3)
-    error = rms_error(conv(x, w, None, (1, 1), mode), F.conv2d(x.double(), w.double(), padding=1))
-    assert error < most, f"{error:.1e}"
+    for images in (x, x[:1, :, :8, :8]):  # many tiles, few
+        error = rms_error(conv(images, w, None, (1, 1), mode), F.conv2d(images.double(), w.double(), padding=1))
+        assert error < most, f"{error:.1e}"
 
 
 @pytest.mark.parametrize("mode", ["never", *MODES])
@@ -112,6 +114,57 @@ def test_weights_in_any_format(isa, wei_format):
         plain = w if blocked_format or wei_format is None else w.to(wei_format)
         y = run(x, plain, None, UNIT, activation_format(4, block), blocked_format, block)
     assert rms_error(y, F.conv2d(x.double(), w.double(), padding=1)) < 6e-5
+
+
+# Of few tiles the weights are transformed at every call, where the tier has registers for the sums of so many.
+MOST_UNPACKED = {"avx512": 4, "avx2": 2, "default": 1}
+# (n, ic, oc, ih, iw, padding), tiles: whole and ragged, of several rows and images, channels around the block.
+UNPACKED = [
+    ((1, 16, 16, 1, 1, (1, 1)), 1),
+    ((1, 512, 40, 6, 6, (0, 0)), 1),
+    ((1, 40, 24, 4, 5, (1, 1)), 2),
+    ((2, 17, 33, 3, 4, (1, 1)), 2),
+    ((3, 8, 48, 4, 2, (1, 1)), 3),
+    ((1, 53, 70, 7, 7, (1, 1)), 4),
+    ((4, 33, 15, 5, 6, (0, 0)), 4),
+    ((1, 24, 129, 3, 3, (3, 3)), 4),  # tiles that see only padding
+]
+
+
+@pytest.mark.parametrize("shape, tiles", UNPACKED, ids=str)
+def test_few_tiles(isa, guarded, shape, tiles):
+    n, ic, oc, ih, iw, padding = shape
+    x, w, b = torch.randn(n, ic, ih, iw), torch.randn(oc, ic, 3, 3), torch.randn(oc)
+    expected = F.conv2d(x.double(), w.double(), b.double(), padding=padding)
+    residual = torch.randn(expected.shape)
+    with tb.winograd("f4", max_bytes=0):
+        unpacked = algorithm(x, w, padding=padding).name == "winograd_f4_unpacked"
+    assert unpacked == (tiles <= MOST_UNPACKED[isa])
+    y = conv(x, w, b, padding, "f4", 0, residual=blocked(residual).physical, activation="relu")
+    assert y.shape == expected.shape and padding_is_zero(y)
+    error = (y.to_dense() - F.relu(expected + residual)).abs().max()
+    assert error < 6e-5 * expected.pow(2).mean().sqrt()
+
+
+def test_few_tiles_in_three_dims(isa, guarded):
+    x, w = torch.randn(1, 20, 3, 4, 4), torch.randn(33, 20, 3, 3, 3)
+    fmt, wei_format = activation_format(5, library.isa_block()), weight_format(w.shape, library.isa_block())
+    with tb.winograd("f4"):
+        y = F.conv3d(x.to(fmt), w.to(wei_format), padding=(1, 1, 1))
+    assert padding_is_zero(y)
+    assert rms_error(y, F.conv3d(x.double(), w.double(), padding=1)) < 6e-5
+
+
+def test_few_tiles_keep_no_weights(isa):
+    tb.empty_cache()
+    size = (64, 64, 3, 3)
+    x, w = blocked(torch.randn(1, 64, 4, 4)), torch.randn(size).to(weight_format(size, library.isa_block()))
+    with tb.winograd("f4", max_bytes=0):
+        assert tb.algorithm(x, w, padding=1).name == "winograd_f4_unpacked"
+        y = F.conv2d(x, w, padding=1)
+        assert library.packed_weights_bytes() == 0
+        with num_threads(1):
+            assert torch.equal(F.conv2d(x, w, padding=1).to_dense(), y.to_dense())
 
 
 def test_from_several_threads():
@@ -148,6 +201,7 @@ def algorithm(x, w, **window):
     [
         ((1, 64, 56, 56, 64, 3), {"padding": 1}, "winograd_f4"),
         ((16, 512, 14, 14, 512, 3), {"padding": 1}, "winograd_f4"),
+        ((1, 512, 7, 7, 512, 3), {"padding": 1}, {"avx512": "winograd_f4_unpacked"}.get(tb.isa(), "winograd_f2")),
         ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": 2}, "direct"),
         ((1, 64, 56, 56, 64, 3), {"padding": 2, "dilation": 2}, "direct"),
         ((1, 64, 56, 56, 64, 1), {}, "direct"),

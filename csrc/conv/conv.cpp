@@ -16,11 +16,9 @@ static const Algorithm* const algorithms[] = {&conv_first, &conv_depthwise, &con
 static const struct {
   const Algorithm* algorithm;
   Winograd mode;
-} winograd_algorithms[] = {{&conv_winograd_f4, Winograd::F4},
-                           {&conv_winograd_f2, Winograd::F2},
-                           {&conv_grouped_winograd_f4, Winograd::F4},
-                           {&conv_grouped_winograd_f2, Winograd::F2},
-                           {&conv_first_winograd, Winograd::F4}};
+} winograd_algorithms[] = {{&conv_winograd_f4, Winograd::F4},         {&conv_winograd_f4_unpacked, Winograd::F4},
+                           {&conv_winograd_f2, Winograd::F2},         {&conv_grouped_winograd_f4, Winograd::F4},
+                           {&conv_grouped_winograd_f2, Winograd::F2}, {&conv_first_winograd, Winograd::F4}};
 
 static std::atomic<Winograd> winograd_mode{Winograd::Auto};
 
@@ -49,16 +47,16 @@ static const Algorithm& without_packing(const Conv& conv) {
 }
 
 static double seconds_a_call(const Algorithm& algorithm, const Conv& conv, double uses) {
-  return algorithm.seconds(conv) + algorithm.pack_seconds(conv) / uses;
+  return algorithm.seconds(conv) + (algorithm.pack ? algorithm.pack_seconds(conv) / uses : 0);
 }
 
-const Algorithm& choose(const Conv& conv, double uses) {
+const Algorithm& choose(const Conv& conv, double uses, bool packing) {
   const Winograd mode = winograd_mode;
   const Algorithm* best = &without_packing(conv);
   if (best->seconds == nullptr) return *best;
   double least = mode == Winograd::Auto ? best->seconds(conv) : std::numeric_limits<double>::infinity();
   for (const auto& [algorithm, its_mode] : winograd_algorithms) {
-    if (!allows(mode, its_mode) || !algorithm->can(conv)) continue;
+    if (!allows(mode, its_mode) || !algorithm->can(conv) || (algorithm->pack && !packing)) continue;
     const double seconds = seconds_a_call(*algorithm, conv, uses);
     if (seconds >= least) continue;
     least = seconds;
@@ -185,7 +183,7 @@ void convolve(const Conv& conv, const WeightKey* key) {
   if (const auto packed =
           kept.get(*key, packing(*algorithm, conv, *key), elements(wanted), gain(conv, *algorithm), pack))
     return run(*algorithm, with_weights(conv, wanted, packed->data()));
-  const Algorithm& otherwise = without_packing(conv);
+  const Algorithm& otherwise = choose(conv, 1, false);
   run(otherwise, ReorderedWeights(conv, otherwise, key).conv);
 }
 
@@ -196,9 +194,9 @@ Choice explain(const Conv& conv, const WeightKey* key) {
   if (choice.algorithm->pack == nullptr || key == nullptr) return choice;
   const int64_t count = elements(choice.algorithm->weights(conv));
   if (kept.has(*key, packing(*choice.algorithm, conv, *key), count, gain(conv, *choice.algorithm))) return choice;
-  return {&without_packing(conv), std::string("no room for the ") + std::to_string(count * sizeof(float)) +
-                                      " bytes of " + choice.algorithm->name +
-                                      "'s weights within max_bytes = " + std::to_string(kept.bound())};
+  return {&choose(conv, 1, false), std::string("no room for the ") + std::to_string(count * sizeof(float)) +
+                                       " bytes of " + choice.algorithm->name +
+                                       "'s weights within max_bytes = " + std::to_string(kept.bound())};
 }
 
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks) {

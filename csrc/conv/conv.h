@@ -94,8 +94,8 @@ inline bool allows(Winograd mode, Winograd its_mode) {
 }
 
 // The algorithm for a problem; deterministic in its arguments, the ISA tier and set_winograd. `uses` is how many calls
-// share one packing of the weights.
-const Algorithm& choose(const Conv& conv, double uses);
+// share one packing of the weights; without `packing` it is one that keeps none.
+const Algorithm& choose(const Conv& conv, double uses, bool packing = true);
 
 // Runs it, with weights kept between calls where there is a `key` to keep them under.
 void convolve(const Conv& conv, const WeightKey* key);
@@ -193,7 +193,7 @@ class PaddedPostOps {
 };
 
 extern const Algorithm conv_first, conv_direct, conv_depthwise, conv_reference;
-extern const Algorithm conv_winograd_f4, conv_winograd_f2, conv_grouped_winograd_f4, conv_grouped_winograd_f2,
-    conv_first_winograd;
+extern const Algorithm conv_winograd_f4, conv_winograd_f4_unpacked, conv_winograd_f2, conv_grouped_winograd_f4,
+    conv_grouped_winograd_f2, conv_first_winograd;
 
 }  // namespace torch_blocked

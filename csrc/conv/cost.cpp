@@ -87,6 +87,14 @@ template double winograd_seconds<4>(const Conv&);
 template double winograd_pack_seconds<2>(const Conv&);
 template double winograd_pack_seconds<4>(const Conv&);
 
+// In registers a vector of weights is transformed in a quarter of the time; the products wait for it.
+double unpacked_winograd_seconds(const Conv& c) {
+  const TileCounts w(c, 4);
+  const double filters = transform_seconds(c, w.planes * double(c.kd) * matrix(c) / double(c.block)) / 4;
+  const double products = multiply_seconds(c, w.tiles, w.planes * double(c.kd)) + filters;
+  return std::max(products, taps(c) * matrix(c) * sizeof(float) / memory_bandwidth) + transform_seconds(c, w.vectors);
+}
+
 double row_winograd_seconds(const Conv& c) {
   const RowTileCounts w(c);
   const double matrices = w.elements * double(c.kd * c.kh * c.stride_w);

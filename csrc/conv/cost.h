@@ -11,7 +11,9 @@ double winograd_seconds(const Conv& conv);
 // Of transforming the weights.
 template <int m>
 double winograd_pack_seconds(const Conv& conv);
-// The same of F(4, ceil(kw / stride_w)) along the rows of a plain src.
+// Of F(4x4, 3x3) with weights transformed at every call.
+double unpacked_winograd_seconds(const Conv& conv);
+// Of F(4, ceil(kw / stride_w)) along the rows of a plain src, and of transforming its weights.
 double row_winograd_seconds(const Conv& conv);
 double row_winograd_pack_seconds(const Conv& conv);
 

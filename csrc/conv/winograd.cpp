@@ -57,6 +57,24 @@ void Tiles::transform_src(const Place& at, int64_t ic_block, float* edge, float*
   transforms.src(edge, size * c.block, dst, dst_plane);
 }
 
+void Tiles::transform_src(int64_t begin, int64_t tiles, float* edge, float* dst, int64_t dst_plane) const {
+  for (int64_t ic_block = 0; ic_block < ic_blocks; ic_block++) {
+    Place at = place(begin);
+    for (int64_t i = 0; i < tiles; i++, advance(at), dst += conv.block)
+      transform_src(at, ic_block, edge, dst, dst_plane);
+  }
+}
+
+void Tiles::transform_dst(int64_t begin, int64_t tiles, int64_t oc_block, const float* products, int64_t products_plane,
+                          bool stream, const PaddedPostOps& post_ops) const {
+  Place at = place(begin);
+  for (int64_t i = 0; i < tiles; i++, advance(at), products += conv.block) {
+    const int64_t offset = dst_offset(at, oc_block);
+    transforms.dst(products, products_plane, conv.dst + offset, conv.dst_row(), rows_inside(at), cols_inside(at),
+                   stream, post_ops.at(oc_block, 1, offset));
+  }
+}
+
 namespace {
 
 // The transformed weights, (oc, ic, m + 2, m + 2): a matrix of oc x ic in blocks for each element of a tile.
@@ -160,13 +178,6 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
     }
 }
 
-void transform_dst(const Plan& plan, const Tiles::Place& at, int64_t oc_block, const float* products) {
-  const Conv& c = plan.conv;
-  const int64_t offset = plan.dst_offset(at, oc_block);
-  plan.transforms.dst(products, plan.dst_plane(), c.dst + offset, c.dst_row(), plan.rows_inside(at),
-                      plan.cols_inside(at), plan.stream, plan.post_ops.at(oc_block, 1, offset));
-}
-
 // The transformed src of one run, and the memory for its products.
 class Run {
  public:
@@ -175,13 +186,7 @@ class Run {
     int64_t end;
     split(plan.count, plan.nruns, index, begin_, end);
     tiles_ = end - begin_;
-    const int64_t block = plan.conv.block;
-    float* const edge = products() + plan.planes * plan.dst_plane();
-    for (int64_t ic_block = 0; ic_block < plan.ic_blocks; ic_block++) {
-      Tiles::Place at = plan.place(begin_);
-      for (int64_t i = 0; i < tiles_; i++, plan.advance(at))
-        plan.transform_src(at, ic_block, edge, src_ + (ic_block * tiles_ + i) * block, plan.src_plane());
-    }
+    plan.transform_src(begin_, tiles_, products() + plan.planes * plan.dst_plane(), src_, plan.src_plane());
   }
 
   // Output blocks [oc_begin, oc_end).
@@ -189,11 +194,9 @@ class Run {
     for (int64_t oc_block = oc_begin; oc_block < oc_end; oc_block += plan_.group) {
       const int64_t blocks = std::min(plan_.group, oc_end - oc_block);
       multiply(plan_, oc_block, blocks, tiles_, src_, products());
-      for (int64_t b = 0; b < blocks; b++) {
-        Tiles::Place at = plan_.place(begin_);
-        for (int64_t i = 0; i < tiles_; i++, plan_.advance(at))
-          transform_dst(plan_, at, oc_block + b, products() + (b * tiles_ + i) * plan_.conv.block);
-      }
+      for (int64_t b = 0; b < blocks; b++)
+        plan_.transform_dst(begin_, tiles_, oc_block + b, products() + b * tiles_ * plan_.conv.block, plan_.dst_plane(),
+                            plan_.stream, plan_.post_ops);
     }
     if (plan_.stream) finish_streams();
   }

@@ -53,6 +53,11 @@ struct Tiles {
   int64_t plane_of(int64_t vectors) const { return ((vectors + 1) | 1) * conv.block; }
   // One tile of one channel block; `edge`, of a tile's size, holds the pixels of one that reaches into the padding.
   void transform_src(const Place& at, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const;
+  // Those from `begin` on of all channel blocks: dst[plane][block][tile].
+  void transform_src(int64_t begin, int64_t tiles, float* edge, float* dst, int64_t dst_plane) const;
+  // And back, of one block of output channels: products[plane][tile].
+  void transform_dst(int64_t begin, int64_t tiles, int64_t oc_block, const float* products, int64_t products_plane,
+                     bool stream, const PaddedPostOps& post_ops) const;
 };
 
 // The algorithm F(m x m, 3 x 3) of these steps, with its estimates.

@@ -54,6 +54,16 @@ struct Matrices<4> {
                                        {-2. / 3, -b * 2 / 3, -1. / 3},
                                        {-2. / 3, b * 2 / 3, -1. / 3},
                                        {0, 0, 1}};
+  static inline void filter(const Vec* g, Vec* out) {
+    const Vec even_a = multiply_add(Vec(float(1. / 3)), g[2], Vec(float(1. / 6)) * g[0]);
+    const Vec even_b = multiply_add(Vec(float(-2. / 3)), g[0], Vec(float(-1. / 3)) * g[2]);
+    out[0] = g[0];
+    out[1] = multiply_add(Vec(float(a / 6)), g[1], even_a);
+    out[2] = multiply_add(Vec(float(-a / 6)), g[1], even_a);
+    out[3] = multiply_add(Vec(float(-b * 2 / 3)), g[1], even_b);
+    out[4] = multiply_add(Vec(float(b * 2 / 3)), g[1], even_b);
+    out[5] = g[2];
+  }
   static inline void src(const Vec* d, Vec* out) {
     const Vec half(-.5f), two(-2.f), sum(-2.5f);
     const Vec even_a = multiply_add(half, d[2], d[4]), odd_a = multiply_add(half, d[1], d[3]);
@@ -351,6 +361,59 @@ void multiply(const WinogradProducts& a) {
     }
 }
 
+// Row y of the elements of transformed tiles, of one block of input channels: adds to dst, but where it is the first.
+// Of the weights' block `ahead` floats on, a sixth is fetched.
+template <int y, int Tiles>
+__attribute__((noinline)) void multiply_row(const WinogradUnpackedProducts& a, const float* src, const float* wei,
+                                            int64_t ahead, bool first) {
+  constexpr int size = 6, lines = 9 * block * block / 16 / size;
+  float* const dst = a.dst + y * size * a.dst_plane;
+  const int64_t src_plane = a.src_plane;
+  Vec acc[size][Tiles];
+  UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t] =
+      first ? Vec(0.f) : Vec::loadu(dst + x * a.dst_plane + t * block);
+  for (int i = 0; i < lines; i++) __builtin_prefetch(wei + ahead + (y * lines + i) * 16, 0, 2);
+  src += y * size * src_plane;
+#pragma GCC unroll 1
+  for (int i = 0; i < block; i++) {
+    Vec g[3], w[size];
+    UNROLL for (int x = 0; x < 3; x++) {
+      const float* const tap = wei + x * block * block + i * block;
+      const auto row = [&](int kh) { return Vec::loadu(tap + kh * 3 * block * block); };
+      if constexpr (y == 0 || y == size - 1) {
+        g[x] = row(y == 0 ? 0 : 2);
+      } else {
+        const Vec column[3] = {row(0), row(1), row(2)};
+        Vec out[size];
+        Matrices<4>::filter(column, out);
+        g[x] = out[y];
+      }
+    }
+    Matrices<4>::filter(g, w);
+    UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t] =
+        multiply_add(w[x], Vec(src[x * src_plane + t * block + i]), acc[x][t]);
+  }
+  UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t].store(dst + x * a.dst_plane +
+                                                                                               t * block);
+}
+
+template <int Tiles, int... y>
+void multiply_unpacked(const WinogradUnpackedProducts& a, std::integer_sequence<int, y...>) {
+  constexpr int64_t wei_block = 9 * block * block, blocks_ahead = 2;
+  for (int64_t k = 0; k < a.ic_blocks; k++)
+    (multiply_row<y, Tiles>(a, a.src + k * a.src_block, a.wei + k * wei_block, blocks_ahead * wei_block, k == 0), ...);
+}
+
+template <int Tiles>
+void multiply_unpacked(const WinogradUnpackedProducts& a) {
+  multiply_unpacked<Tiles>(a, std::make_integer_sequence<int, 6>());
+}
+
+template <size_t... I>
+constexpr void fill(WinogradUnpackedMultiply* row, std::index_sequence<I...>) {
+  ((row[I] = multiply_unpacked<int(I) + 1>), ...);
+}
+
 template <int Blocks, size_t... I>
 constexpr void fill(WinogradMultiply* row, std::index_sequence<I...>) {
   ((row[I] = multiply<int(I) + 1, Blocks>), ...);
@@ -359,9 +422,12 @@ constexpr void fill(WinogradMultiply* row, std::index_sequence<I...>) {
 // One block of output channels leaves room for more tiles, two read each src element once for both.
 constexpr WinogradKernels make_table() {
   constexpr int most_of_one = std::min(winograd_max_tiles, 2 * max_cols);
-  WinogradKernels table = {block, transforms<2>, transforms<4>, {most_of_one, max_cols}, {}, {}};
+  constexpr int most_unpacked = 2 * max_cols / 6;  // of six sums each
+  static_assert(most_unpacked <= winograd_max_unpacked_tiles);
+  WinogradKernels table = {block, transforms<2>, transforms<4>, {most_of_one, max_cols}, {}, most_unpacked, {}, {}};
   fill<1>(table.multiply[0], std::make_index_sequence<most_of_one>());
   fill<2>(table.multiply[1], std::make_index_sequence<max_cols>());
+  fill(table.multiply_unpacked, std::make_index_sequence<most_unpacked>());
   table.rows[0] = row_transforms<4, 3>;
   table.rows[1] = row_transforms<4, 4>;
   return table;

@@ -59,13 +59,29 @@ struct WinogradProducts {
 using WinogradMultiply = void (*)(const WinogradProducts&);
 constexpr int winograd_max_tiles = 16;
 
+// The same of F(4x4, 3x3), one block of output channels and few tiles, with weights as they are, nine taps of a block
+// of input channels after the other: they are transformed in registers, next to which all sums of a row of a tile's
+// elements stay. So a quarter of what the transformed weights would be is read.
+struct WinogradUnpackedProducts {
+  const float* src;
+  int64_t src_plane, src_block;
+  const float* wei;
+  float* dst;
+  int64_t dst_plane;
+  int64_t ic_blocks;
+};
+using WinogradUnpackedMultiply = void (*)(const WinogradUnpackedProducts&);
+constexpr int winograd_max_unpacked_tiles = 4;
+
 struct WinogradKernels {
   int64_t block;
   WinogradTransforms f2, f4;
   // Of one and two blocks of output channels: the most tiles of a call, [tiles - 1].
   int64_t most_tiles[2];
   WinogradMultiply multiply[2][winograd_max_tiles];
-  WinogradRowTransforms rows[2];  // F(4, 3) and F(4, 4)
+  int64_t most_unpacked_tiles;
+  WinogradUnpackedMultiply multiply_unpacked[winograd_max_unpacked_tiles];  // [tiles - 1]
+  WinogradRowTransforms rows[2];                                            // F(4, 3) and F(4, 4)
 };
 TORCH_BLOCKED_DECLARE_KERNELS(WinogradKernels, winograd_kernels);
 

@@ -11,6 +11,7 @@ All are float32, without bias, in inference mode. Timed is what a network of tha
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ COLUMNS = (
     Column("vs_nchw", "/nchw", 8, ".2f"),
     Column("vs_channels_last", "/ch_last", 8, ".2f"),
     Column("vs_mkldnn", "/mkldnn", 8, ".2f"),
+    Column("vs_memcpy", "/memcpy", 8, ".2f"),
     Column("algorithm", "algorithm", -11),
 )
 
@@ -75,6 +77,7 @@ def run(args: argparse.Namespace) -> None:
 
     A ratio is the peer's median over ours: above 1, blocked is faster. GFLOP/s are those of the direct algorithm, and
     `of peak` is their share of `measure.peak_gflops`: Winograd's algorithms, which multiply less, may pass 100 %.
+    `memcpy` is a copy that reads and writes as many bytes as src, dst and weights have: near 1 memory is the limit.
     """
     if args.list:
         for name, layers in SETS.items():
@@ -125,11 +128,13 @@ def contestants(layer: Layer, n: int) -> tuple[dict[str, Run], Callable[[], str]
     wei = w.to(weight_format(w.shape, block))
     (src_data, src_blocking), (wei_data, wei_blocking) = operand(src), operand(wei)
     arguments = (src_data, src_blocking, wei_data, w.shape, wei_blocking, None, *window, layer.groups, block)
+    copy_src, copy_dst = (torch.zeros((n * _pixels(layer) + w.numel()) // 2) for _ in range(2))
     runs = {
         "blocked": lambda: library.convolution_op(*arguments),
         "nchw": lambda: F.conv2d(x, w, None, *window, layer.groups),
         "channels_last": lambda: F.conv2d(nhwc, ohwi, None, *window, layer.groups),
         "mkldnn": lambda: torch.mkldnn_convolution(opaque, packed, None, padding, stride, dilation, layer.groups),
+        "memcpy": lambda: copy_dst.copy_(copy_src),
     }
     options = {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation, "groups": layer.groups}
     return runs, lambda: tb.algorithm(src, wei, **options).name
@@ -152,13 +157,15 @@ def summaries(rows: list[Row]) -> list[str]:
     return lines
 
 
+def _pixels(layer: Layer, block: int = 1) -> int:
+    """Elements of an image of src and of dst together, their channels padded to blocks."""
+    ic, oc = (-(-channels // block) * block for channels in (layer.ic, layer.oc))
+    return ic * math.prod(layer.src) + oc * math.prod(layer.dst)
+
+
 def _bytes_needed(case: Case) -> int:
-    """Of five src, dst and weights, one a contestant and one in the making; channels padded to 16."""
-    layer = case.layer
-    ic, oc = (-(-channels // 16) * 16 for channels in (layer.ic, layer.oc))
-    src, dst = ic * layer.src[0] * layer.src[1], oc * layer.dst[0] * layer.dst[1]
-    kh, kw = layer.kernel
-    return 4 * (5 * case.n * (src + dst) + 5 * layer.oc * layer.ic // layer.groups * kh * kw)
+    """Of six src, dst and weights, one a contestant and one in the making."""
+    return 4 * 6 * (case.n * _pixels(case.layer, 16) + math.prod(case.layer.weight_size))
 
 
 def _set(text: str) -> str:

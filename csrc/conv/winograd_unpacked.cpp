@@ -1,0 +1,48 @@
+// Winograd convolution F(4x4, 3x3) of few tiles, a small image or two: winograd.cpp's steps, but with weights as they
+// are. There they would be read from memory, transformed four times as many, and that would take longer than to
+// multiply them: so they are transformed here, in registers, at every call, and nothing is kept.
+#include "../parallel.h"
+#include "../scratch.h"
+#include "winograd.h"
+
+namespace torch_blocked {
+namespace {
+
+bool can(const Conv& c) {
+  if (!can_winograd(c)) return false;
+  const WinogradKernels& kernels = *winograd_transforms(c);
+  return Tiles(c, kernels.f4).count <= kernels.most_unpacked_tiles;
+}
+
+MemoryDesc weights(const Conv& c) { return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}}); }
+
+// The threads share the output channels; each transforms src, which is small, for itself.
+void run(const Conv& c) {
+  const WinogradKernels& kernels = *winograd_transforms(c);
+  const Tiles tiles(c, kernels.f4);
+  const PaddedPostOps post_ops(c);
+  const int64_t src_plane = tiles.plane_of(tiles.ic_blocks * tiles.count), dst_plane = tiles.plane_of(tiles.count);
+  Ranges ranges(c.oc_blocks(), c.nthreads, 1);
+  parallel(c.nthreads, [&](int64_t thread, int64_t) {
+    int64_t begin, end;
+    if (!ranges.take(thread, begin, end)) return;
+    float* const src = Scratch::get(tiles.planes * (src_plane + dst_plane + c.block));
+    float *const products = src + tiles.planes * src_plane, *const edge = products + tiles.planes * dst_plane;
+    tiles.transform_src(0, tiles.count, edge, src, src_plane);
+    do {
+      for (int64_t oc_block = begin; oc_block < end; oc_block++) {
+        const float* const wei = c.wei + oc_block * c.wei_md.strides[0];
+        kernels.multiply_unpacked[tiles.count - 1](
+            {src, src_plane, tiles.count * c.block, wei, products, dst_plane, tiles.ic_blocks});
+        tiles.transform_dst(0, tiles.count, oc_block, products, dst_plane, false, post_ops);
+      }
+    } while (ranges.take(thread, begin, end));
+  });
+}
+
+}  // namespace
+
+const Algorithm conv_winograd_f4_unpacked = {"winograd_f4_unpacked",   can, weights, run, nullptr,
+                                             unpacked_winograd_seconds};
+
+}  // namespace torch_blocked
