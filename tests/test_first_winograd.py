@@ -69,7 +69,7 @@ def test_post_ops(isa, guarded, activation):
 
 def test_large_dst(isa, guarded):
     """Large enough to be written past the caches, with a ragged tile at the end of a row."""
-    x, w = torch.randn(3, 3, 240, 242), torch.randn(64, 3, 7, 7)
+    x, w = torch.randn(6, 3, 240, 242), torch.randn(64, 3, 7, 7)
     check(conv(x, w, None, (2, 2), (3, 3)), F.conv2d(x, w, None, 2, 3))
 
 

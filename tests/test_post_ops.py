@@ -147,7 +147,7 @@ def test_transposed(isa, guarded, kind, activation, residual_last):
 def test_answers_larger_than_the_caches(isa, guarded, ic, groups):
     """They are written past the caches."""
     window = ((1, 1), (1, 1), (1, 1), groups)
-    given = solved(1, ic, 32, (300, 270), (3, 3), window)
+    given = solved(2, ic, 32, (300, 270), (3, 3), window)
     for activation in SOME:
         check_convolution(given, window, "never", activation, True, plain=groups == 1)
 

@@ -35,7 +35,7 @@ const ConvKernels* Conv::kernels() const {
 }
 
 bool streams_dst(const Conv& c) {
-  const int64_t src_size = c.n * c.ic * c.id * c.ih * c.iw, dst_size = c.n * c.oc_blocks() * c.dst_block();
+  const int64_t src_size = c.n * c.ic * c.id * c.ih * c.iw, dst_size = c.n * c.dst_image();
   return !c.phase && outgrows_caches((src_size + dst_size) * int64_t(sizeof(float))) && is_streamable(c.dst);
 }
 
