@@ -125,7 +125,7 @@ struct Plan : Tiles {
 // Bytes. While the transformed weights fit well into the last level cache, a run's transformed src stays in a core's L2
 // beside them and all weights are read for every run. Beyond, runs are long, so that the weights are read few times
 // from memory: the src of a run then lies in the last level cache, one of its planes in L2.
-constexpr int64_t src_budget = 640 << 10, long_src_budget = 8 << 20, most_reread_weights = 16 << 20;
+constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20, most_reread_weights = 16 << 20;
 constexpr int64_t most_short_group = 8;  // of an even number of blocks
 
 Plan::Plan(const Conv& c, const WinogradTransforms& t)
