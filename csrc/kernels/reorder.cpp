@@ -32,8 +32,10 @@ template <class Tile, bool stream>
   char* const to = dst + r * Tile::element_size;
   if (stream && (c * Tile::element_size) % 64 < Tile::cols * Tile::element_size) {  // once a cache line
     const int64_t src_row = rows > 1 ? src_rows[1] - src_rows[0] : 64, step = 64 / std::clamp<int64_t>(src_row, 1, 64);
-    for (int64_t i = r; i < std::min(rows, r + Tile::rows); i += step)
-      __builtin_prefetch(from + src_rows[i] + prefetch_distance(stream));
+    // Two tiles farther where the next one is of the rows after these, not of more of their columns: of short rows.
+    const int64_t two_tiles = 2 * Tile::rows * src_row;
+    const int64_t ahead = std::max(prefetch_distance(stream), two_tiles <= 64 << 10 ? two_tiles : 0);
+    for (int64_t i = r; i < std::min(rows, r + Tile::rows); i += step) __builtin_prefetch(from + src_rows[i] + ahead);
   }
   if (rows - r >= Tile::rows) [[likely]]
     Tile::template run<stream>(from, src_rows + r, to, dst_rows + c);
