@@ -222,7 +222,7 @@ class winograd:  # noqa: N801
             and are made anew when it is written to; beyond the bound those layers run direct, or reorder on every
             call, that gain least a byte. None: twice the size of the weights seen, at least 256 MiB. Weights that
             cannot be kept, plain ones and those made in `inference_mode`, are transformed on every call where it
-            still pays.
+            still pays; those of a small image, up to four tiles of F4, always are, and need no room.
     """
 
     _now: tuple[str, int | None] = ("auto", None)

@@ -77,7 +77,7 @@ Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransfor
       stream(streams_dst(c)),
       padded(with_whole_tiles(c, *this)),
       window(padded, c.block) {
-  const int64_t most_tiles = 2 * kernels.most_tiles[0];  // their transforms stay in L2
+  const int64_t most_tiles = 2 * kernels.most_tiles[0];  // two calls of the widest kernel; transforms stay in L2
   group_ic = ic_blocks / c.groups;
   group_oc = c.oc_blocks() / c.groups;
   const int64_t all_rows = c.n * c.od * rows, most_rows = std::max<int64_t>(1, most_tiles / cols);

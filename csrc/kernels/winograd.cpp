@@ -11,7 +11,8 @@ namespace torch_blocked {
 namespace {
 
 // One dimension of F(M x M, R x R): B^T d (src), A^T m (dst) and G g (wei) of the paper, sharing what they can; for the
-// gradient with respect to the weights A d (diff_dst) and G^T m (diff_wei).
+// gradient with respect to the weights A d (diff_dst) and G^T m (diff_wei). `wei` is the table of G; `filter` is G g in
+// float, for weights that are transformed at every call.
 template <int M, int R = 3>
 struct Matrices;
 
