@@ -110,6 +110,7 @@ struct Plan : Tiles {
   int64_t oc_blocks;
   int64_t group;             // output blocks between two transforms back: an even number, or all
   int64_t nruns, run_tiles;  // runs, and the most tiles in one
+  int64_t nchunks;           // of the input blocks, summed one after the other
   bool split_oc, stream;
 
   Plan(const Conv& c, const WinogradTransforms& t);
@@ -122,11 +123,14 @@ struct Plan : Tiles {
   int64_t dst_plane() const { return plane_of(group * run_tiles); }
 };
 
-// Bytes. While the transformed weights fit well into the last level cache, a run's transformed src stays in a core's L2
-// beside them and all weights are read for every run. Beyond, runs are long, so that the weights are read few times
-// from memory: the src of a run then lies in the last level cache, one of its planes in L2.
-constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20, most_reread_weights = 16 << 20;
+// Bytes. While the transformed weights about fit into a core's L2, a run's transformed src stays there beside them, one
+// element of it in L1, and all weights are read for every run. Beyond, runs are long, so that the weights are read few
+// times from further away: the src of a run then lies in the last level cache, one of its planes in L2.
+constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20, most_reread_weights = 4 << 20;
+constexpr int64_t most_short_run = 28;   // tiles
 constexpr int64_t most_short_group = 8;  // of an even number of blocks
+// Bytes of two output blocks' weights that stay in L1 while several calls read them, beside those fetched meanwhile.
+constexpr int64_t wei_budget = 16 << 10;
 
 Plan::Plan(const Conv& c, const WinogradTransforms& t)
     : Tiles(c, t), gemm(*c.kernels()), post_ops(c), stream(streams_dst(c)) {
@@ -135,45 +139,60 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
   const bool long_runs = wei_bytes > most_reread_weights;
   group = long_runs ? oc_blocks : std::min(oc_blocks, most_short_group);
   const int64_t tile_bytes = planes * ic_blocks * c.block * sizeof(float);
-  const int64_t most_tiles = (long_runs ? long_src_budget : src_budget) / tile_bytes;
+  const int64_t most_tiles =
+      long_runs ? long_src_budget / tile_bytes : std::min(src_budget / tile_bytes, most_short_run);
   const int64_t call_tiles = std::max<int64_t>(1, most_tiles / gemm.cols) * gemm.cols;
   nruns = count <= most_tiles ? 1 : (count + call_tiles - 1) / call_tiles;
   split_oc = c.oc > count && oc_blocks >= 2 * c.nthreads;
   if (!split_oc) nruns = even_parts(nruns, 1, count, c.nthreads);
   run_tiles = (count + nruns - 1) / nruns;
+  const int64_t ic_block_bytes = 2 * c.block * c.block * sizeof(float);
+  nchunks = (ic_blocks * ic_block_bytes + wei_budget - 1) / wei_budget;
 }
 
-// products[plane][block][tile] of some output blocks from oc_block on. Where several calls share weights, all but the
-// first find them in a cache: the first two fetch those of the next two blocks, one each, so that memory is always
-// busy.
+// One matrix product: of all tiles' src with the weights of one or two output blocks. Where several calls share the
+// weights, all but the first find them in a cache: the first two fetch those that are read next, of one block each, so
+// that memory is always busy.
+void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t tiles, const float* next_wei, ConvArgs a) {
+  const int64_t ncalls = (tiles + plan.gemm.cols - 1) / plan.gemm.cols;
+  for (int64_t call = 0; call < ncalls; call++) {
+    a.next_wei = ncalls > 1 && call < 2 ? next_wei + call * a.wei_block : nullptr;
+    int64_t begin, end;
+    split(tiles, ncalls, call, begin, end);
+    kernels[end - begin - 1](a);
+    a.src += (end - begin) * plan.conv.block;
+    a.dst += (end - begin) * plan.conv.block;
+  }
+}
+
+// products[plane][block][tile] of some output blocks from oc_block on, two at a time.
 void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles, const float* src, float* products) {
   static const int64_t no_offset = 0;
   const Conv& c = plan.conv;
-  const int64_t matrix = c.block * c.block, ncalls = (tiles + plan.gemm.cols - 1) / plan.gemm.cols;
   ConvArgs a{};
   a.src_block = a.dst_block = tiles * c.block;
   a.taps = &no_offset;
   a.ntaps = 1;
-  a.nblocks = plan.ic_blocks;
   a.lanes = c.block;
-  a.half_blocks = c.half_blocks();
-  a.sum_blocks = sum_blocks(c, 1);
-  a.wei_ic_block = matrix;
+  a.wei_ic_block = c.block * c.block;
   a.wei_block = plan.wei_block();
-  a.first = true;
   for (int64_t plane = 0; plane < plan.planes; plane++)
     for (int64_t b = 0; b < blocks; b += 2) {
-      const ConvKernel* const kernels = plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1];
-      a.wei = plan.weights(plane, oc_block + b);
       const bool last = b + 2 >= blocks;
       const float* const next = plan.weights(std::min(plane + last, plan.planes - 1), oc_block + (last ? 0 : b + 2));
-      for (int64_t call = 0; call < ncalls; call++) {
-        a.next_wei = ncalls > 1 && call < 2 ? next + call * a.wei_block : nullptr;
-        int64_t begin, end;
-        split(tiles, ncalls, call, begin, end);
-        a.src = src + plane * plan.src_plane() + begin * c.block;
-        a.dst = products + plane * plan.dst_plane() + (b * tiles + begin) * c.block;
-        kernels[end - begin - 1](a);
+      a.wei = plan.weights(plane, oc_block + b);
+      a.src = src + plane * plan.src_plane();
+      a.dst = products + plane * plan.dst_plane() + b * a.dst_block;
+      for (int64_t chunk = 0, begin, end; chunk < plan.nchunks; chunk++) {
+        split(plan.ic_blocks, plan.nchunks, chunk, begin, end);
+        a.first = begin == 0;
+        a.nblocks = a.sum_blocks = end - begin;
+        a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - end));
+        const float* const after = a.wei + a.nblocks * a.wei_ic_block;
+        multiply_tiles(plan, plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1], tiles,
+                       end < plan.ic_blocks ? after : next, a);
+        a.wei = after;
+        a.src += a.nblocks * a.src_block;
       }
     }
 }
