@@ -116,6 +116,7 @@ class Worker {
       c.advance_dst(n_ * c.dst_image() + rows.begin * dst_row);
     } else {
       c.dst = held_[i].data + (rows.begin - held_[i].rows.begin) * dst_row;
+      c.dst_cached = true;
       held_[i].rows.end = rows.end;
     }
     links_[i].algorithm->run(c);

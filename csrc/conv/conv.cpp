@@ -225,11 +225,10 @@ bool same_layout(const MemoryDesc& a, const MemoryDesc& b) {
   return true;
 }
 
-static std::vector<float> padded(const float* values, int64_t count, int64_t padded_count) {
-  if (values == nullptr) return {};
-  std::vector<float> copy(padded_count, 0.f);
-  std::copy_n(values, count, copy.begin());
-  return copy;
+PaddedValues::PaddedValues(const float* values, int64_t count, int64_t padded_count) : values_(values) {
+  if (values == nullptr || count == padded_count) return;
+  copy_.assign(padded_count, 0.f);
+  std::copy_n(values, count, copy_.begin());
 }
 
 static Activate kernel_of(const Conv& conv) {
@@ -240,15 +239,13 @@ static Activate kernel_of(const Conv& conv) {
 PaddedPostOps::PaddedPostOps(const Conv& conv)
     : conv_(conv),
       activation_(conv.post_ops.activation ? *conv.post_ops.activation : Activation{}),
-      activate_(kernel_of(conv)) {
-  const int64_t oc = conv.oc, count = conv.oc_blocks() * conv.block;
-  bias_ = padded(conv.post_ops.bias, oc, count);
-  scale_ = padded(conv.post_ops.scale, oc, count);
-  shift_ = padded(conv.post_ops.shift, oc, count);
-  if (count != oc) {
-    keep_.assign(count, 0.f);
-    std::memset(keep_.data(), 0xff, oc * sizeof(float));
-  }
+      activate_(kernel_of(conv)),
+      bias_(conv.post_ops.bias, conv.oc, conv.padded_oc()),
+      scale_(conv.post_ops.scale, conv.oc, conv.padded_oc()),
+      shift_(conv.post_ops.shift, conv.oc, conv.padded_oc()) {
+  if (conv.oc == conv.padded_oc()) return;
+  keep_.assign(conv.padded_oc(), 0.f);
+  std::memset(keep_.data(), 0xff, conv.oc * sizeof(float));
 }
 
 }  // namespace torch_blocked

@@ -41,6 +41,7 @@ struct Conv {
   const float* src;
   const float* wei;
   float* dst;
+  bool dst_cached = false;  // it lies in a core's cache
   PostOps post_ops;
   int64_t nthreads;
   // Where src, dense, and dst are of half precision they lie here, and `src` and `dst` are not looked at. (Of the
@@ -56,6 +57,7 @@ struct Conv {
   int64_t group_ic_blocks() const { return (group_ic() + block - 1) / block * kd; }
   int64_t half_blocks() const { return (group_ic() + block - 1) % block < block / 2 ? kd : 0; }
   int64_t oc_blocks() const { return (oc + block - 1) / block; }
+  int64_t padded_oc() const { return oc_blocks() * block; }
   // Floats from one pixel, row, plane, block of channels and image of dst to the next.
   int64_t dst_pixel() const { return dst_step() * block; }
   int64_t dst_row() const { return phase ? phase->step_h * phase->ow * block : ow * block; }
@@ -158,8 +160,20 @@ class ReorderedWeights {
   PackedWeights::Packed kept_;
 };
 
-// The post-ops' vectors, padded with zeros to whole blocks (the kernels read whole vectors), and the mask of real
-// channels.
+// Values of output channels for kernels that read whole vectors: as they are, or a copy with zeros up to whole blocks.
+class PaddedValues {
+ public:
+  PaddedValues(const float* values, int64_t count, int64_t padded_count);
+  const float* at(int64_t channel) const {
+    return values_ ? (copy_.empty() ? values_ : copy_.data()) + channel : nullptr;
+  }
+
+ private:
+  const float* values_;  // of the caller, null where absent
+  std::vector<float> copy_;
+};
+
+// The post-ops' vectors, padded, and the mask of real channels.
 class PaddedPostOps {
  public:
   explicit PaddedPostOps(const Conv& conv);
@@ -168,10 +182,11 @@ class PaddedPostOps {
   // kernel's whole answer.
   Epilogue at(int64_t oc_block, int64_t blocks, int64_t offset) const {
     Epilogue e;
-    e.bias = from(bias_, oc_block);
-    e.scale = from(scale_, oc_block);
-    e.shift = from(shift_, oc_block);
-    e.keep = oc_block + blocks == conv_.oc_blocks() ? from(keep_, oc_block) : nullptr;
+    const int64_t channel = oc_block * conv_.block;
+    e.bias = bias_.at(channel);
+    e.scale = scale_.at(channel);
+    e.shift = shift_.at(channel);
+    e.keep = oc_block + blocks == conv_.oc_blocks() && !keep_.empty() ? keep_.data() + channel : nullptr;
     e.residual = conv_.post_ops.residual ? conv_.post_ops.residual + offset : nullptr;
     e.residual_last = conv_.post_ops.residual_last;
     e.clamp = activation_.clamp;
@@ -183,13 +198,11 @@ class PaddedPostOps {
   }
 
  private:
-  const float* from(const std::vector<float>& values, int64_t oc_block) const {
-    return values.empty() ? nullptr : values.data() + oc_block * conv_.block;
-  }
   const Conv& conv_;
   const Activation activation_;
   const Activate activate_;
-  std::vector<float> bias_, scale_, shift_, keep_;
+  const PaddedValues bias_, scale_, shift_;
+  std::vector<float> keep_;
 };
 
 extern const Algorithm conv_first, conv_direct, conv_depthwise, conv_reference;

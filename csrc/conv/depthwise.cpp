@@ -74,6 +74,8 @@ bool can(const Conv& c) {
 
 Plan::Plan(const Conv& c)
     : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), dst_image(c.dst_image()), stream(c.kd == 1 && streams_dst(c)) {
+  rows.reserve(c.oh);
+  planes.reserve(c.od);
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
   const int64_t stride = column_stride(c), most = stride == 0 ? 1 : c.kernels()->cols;
@@ -88,6 +90,8 @@ Plan::Plan(const Conv& c)
     run.end = end;
     run.kernels = c.kernels()->depthwise->kernels[int(lanes_of(c))][kernel][std::max<int64_t>(1, stride) - 1];
     run.cols = (end - begin + ntiles - 1) / ntiles;
+    run.taps.reserve(c.kh * taps_per_row);
+    run.rows.reserve(c.oh);
     for (int64_t kh = 0; kh < c.kh; kh++)
       for (int64_t kw = inside.begin; kw < inside.end; kw += step) {
         const int64_t index[] = {0, 0, kh, kw, 0};

@@ -118,6 +118,7 @@ void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t b
   a.last = tile.ic_end == plan.ic_blocks;
   a.src_row = tile.src_row;
   a.stream = plan.stream;
+  a.fetch_dst = !plan.stream && !c.dst_cached;
   // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
   const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;

@@ -39,8 +39,10 @@ struct Plan {
     while (tile < c.oh && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
     ntiles = even_parts((c.oh + tile - 1) / tile, c.n * c.od, c.oh, c.nthreads);
     plane = window.size((c.oh + ntiles - 1) / ntiles);
+    const std::vector<int64_t> window_taps = window.taps();
+    taps.reserve(c.kd * window_taps.size() * c.ic);
     for (int64_t kd = 0; kd < c.kd; kd++)
-      for (const int64_t tap : window.taps())
+      for (const int64_t tap : window_taps)
         for (int64_t channel = 0; channel < c.ic; channel++) taps.push_back(tap + (kd * c.ic + channel) * plane);
   }
   // From one dst row's window to the next.
@@ -60,6 +62,7 @@ void compute_rows(const Plan& plan, const float* window, int64_t dst, int64_t ro
   a.dst_block = c.dst_block();
   a.first = a.last = true;
   a.stream = plan.stream;
+  a.fetch_dst = !plan.stream && !c.dst_cached;
   const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols, cols = (c.ow + ncalls - 1) / ncalls;
   dst += oc_block * c.dst_block();
   a.epilogue = plan.post_ops.at(oc_block, blocks, dst);

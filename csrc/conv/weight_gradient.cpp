@@ -228,7 +228,7 @@ void run_lane_wise(const Problem& p, const std::vector<Chunk>& chunks, int64_t t
 // Padding times infinity is NaN: what was summed in the padding of diff_wei is cleared.
 void clear_padding(const Conv& c, float* diff_wei) {
   const MemoryDesc& md = c.wei_md;
-  const int64_t ocs = c.oc_blocks() * c.block, ics = md.outer(1) * md.block(1);
+  const int64_t ocs = c.padded_oc(), ics = md.outer(1) * md.block(1);
   if (ocs == c.oc && ics == md.dims[1]) return;
   for (int64_t oc = 0; oc < ocs; oc++)
     for (int64_t ic = oc < c.oc ? md.dims[1] : 0; ic < ics; ic++)

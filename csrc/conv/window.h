@@ -43,6 +43,7 @@ struct Window {
   // Offsets of all taps, the filter's rows outermost.
   std::vector<int64_t> taps() const {
     std::vector<int64_t> all;
+    all.reserve(conv.kh * conv.kw);
     for (int64_t kh = 0; kh < conv.kh; kh++)
       for (int64_t kw = 0; kw < conv.kw; kw++) all.push_back(tap(kh, kw));
     return all;

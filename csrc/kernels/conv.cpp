@@ -14,13 +14,13 @@ namespace {  // one copy per tier: nothing here may be shared between them
 
 constexpr int line = 16;  // floats of the cache
 
-// What the sums of one block begin with: its dst is fetched meanwhile.
+// What the sums of one block begin with.
 template <int Rows, int Cols>
-inline void begin_sums(const ConvArgs& a, bool first, int b, bool fetch, Vec (&acc)[Rows * Cols]) {
+inline void begin_sums(const ConvArgs& a, bool first, int b, Vec (&acc)[Rows * Cols]) {
   const Vec start = first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
   const float* const dst = a.dst + b * a.dst_block;
   UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-    if (fetch) __builtin_prefetch(dst + r * a.dst_row + c * a.dst_step * block, 1, 3);
+    if (a.fetch_dst) __builtin_prefetch(dst + r * a.dst_row + c * a.dst_step * block, 1, 3);
     acc[r * Cols + c] = start;
   }
 }
@@ -53,7 +53,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
   Vec acc[Blocks][Rows * Cols];
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     const bool first = a.first && begin == 0;
-    UNROLL for (int b = 0; b < Blocks; b++) begin_sums<Rows, Cols>(a, first, b, !stream, acc[b]);
+    UNROLL for (int b = 0; b < Blocks; b++) begin_sums<Rows, Cols>(a, first, b, acc[b]);
     // Here, not in a function, and `lanes` a constant but where there are fewer input channels than a block: else GCC
     // keeps accumulators in memory from one tap to the next. Each `step` lanes the weights reach a new cache line.
     const auto multiply = [&](int64_t from, int64_t to, auto lanes, auto step,

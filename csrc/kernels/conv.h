@@ -45,9 +45,10 @@ struct ConvArgs {
   const float* next_wei = nullptr;
   float* dst;
   int64_t dst_block, dst_row;
-  int64_t dst_step = 1;  // from one pixel of a row to the next, in pixels
-  bool first, last;      // the sum starts here (else it adds to dst), ends here (the epilogue applies)
-  bool stream = false;   // dst, aligned to a vector, is written past the caches: it is larger than they are
+  int64_t dst_step = 1;    // from one pixel of a row to the next, in pixels
+  bool first, last;        // the sum starts here (else it adds to dst), ends here (the epilogue applies)
+  bool stream = false;     // dst, aligned to a vector, is written past the caches: it is larger than they are
+  bool fetch_dst = false;  // into L1 while the sums are made: it may lie in memory
   Epilogue epilogue;
 };
 using ConvKernel = void (*)(const ConvArgs&);
