@@ -26,6 +26,7 @@ SHAPES = [
     (1, 40, 16, 3, 3, (5, 4)),  # tiles that see only padding
     (1, 24, 32, 40, 3, (0, 1)),
     (5, 300, 40, 11, 12, (1, 1)),
+    (3, 261, 40, 13, 12, (1, 1)),  # chunks of input channels, half a block in the last one
     (2, 512, 256, 6, 6, (1, 1)),  # long runs, output channels shared by the threads
     (12, 512, 256, 8, 8, (1, 1)),  # long runs, tiles shared by them
 ]
