@@ -150,6 +150,15 @@ Axis* nearest_axis(Plan& plan) {
   return nearest;
 }
 
+// The same by the distance in dst alone.
+Axis* nearest_in_dst(Plan& plan) {
+  Axis* nearest = nullptr;
+  for (Axis& axis : plan.axes)
+    if (axis.role == Role::Loop && (nearest == nullptr || axis.dst.at(axis.step) < nearest->dst.at(nearest->step)))
+      nearest = &axis;
+  return nearest;
+}
+
 // Lengthens a short axis of the tile by loops while `choose` finds one, at the price of tables of offsets.
 template <class Choose>
 void lengthen(Plan& plan, Role role, const Choose& choose) {
@@ -228,7 +237,10 @@ bool plan_copy(Plan& plan) {
     cols.src_adjacent = cols.dst_adjacent = true;
     const int64_t rows = std::clamp<int64_t>(tile_numel / cols.step, 1, 256);
     cols.role = Role::Cols;
-    nearest_axis(plan)->role = Role::Rows;
+    // Past the caches rows shorter than a cache line follow each other in dst: not every CPU joins the parts of a line
+    // where those of many others are written in between.
+    const bool parts = plan.stream && std::min(cols.step, cols.padded) * plan.element_size < 64;
+    (parts ? nearest_in_dst(plan) : nearest_axis(plan))->role = Role::Rows;
     lengthen(plan, Role::Rows, [&](const Axis&) { return nearest_axis(plan); });
     set_even_steps(plan.axis(Role::Rows), rows, plan.element_size);
     order_loops(plan);
