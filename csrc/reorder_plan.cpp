@@ -142,20 +142,13 @@ int64_t distance(const Axis& axis) {
   return src == 0 ? dst : std::min(src, dst);
 }
 
-// The axis with no role yet whose neighbours are nearest, or null.
-Axis* nearest_axis(Plan& plan) {
-  Axis* nearest = nullptr;
-  for (Axis& axis : plan.axes)
-    if (axis.role == Role::Loop && (nearest == nullptr || distance(axis) < distance(*nearest))) nearest = &axis;
-  return nearest;
-}
+int64_t distance_in_dst(const Axis& axis) { return axis.dst.at(axis.step); }
 
-// The same by the distance in dst alone.
-Axis* nearest_in_dst(Plan& plan) {
+// The axis with no role yet whose neighbours are nearest, or null.
+Axis* nearest_axis(Plan& plan, int64_t (*far)(const Axis&) = distance) {
   Axis* nearest = nullptr;
   for (Axis& axis : plan.axes)
-    if (axis.role == Role::Loop && (nearest == nullptr || axis.dst.at(axis.step) < nearest->dst.at(nearest->step)))
-      nearest = &axis;
+    if (axis.role == Role::Loop && (nearest == nullptr || far(axis) < far(*nearest))) nearest = &axis;
   return nearest;
 }
 
@@ -240,7 +233,7 @@ bool plan_copy(Plan& plan) {
     // Past the caches rows shorter than a cache line follow each other in dst: not every CPU joins the parts of a line
     // where those of many others are written in between.
     const bool parts = plan.stream && std::min(cols.step, cols.padded) * plan.element_size < 64;
-    (parts ? nearest_in_dst(plan) : nearest_axis(plan))->role = Role::Rows;
+    nearest_axis(plan, parts ? distance_in_dst : distance)->role = Role::Rows;
     lengthen(plan, Role::Rows, [&](const Axis&) { return nearest_axis(plan); });
     set_even_steps(plan.axis(Role::Rows), rows, plan.element_size);
     order_loops(plan);
