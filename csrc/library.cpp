@@ -3,6 +3,7 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/library.h>
 
+#include "caches.h"
 #include "conv/conv.h"
 #include "isa.h"
 #include "library/calls.h"
@@ -17,6 +18,11 @@ void set_isa_by_name(c10::string_view name) {
   for (const Isa tier : {Isa::Default, Isa::AVX2, Isa::AVX512})
     if (name == isa_name(tier)) return set_isa(tier);
   TORCH_CHECK_VALUE(false, "set_isa: one of default, avx2, avx512, got '", name, "'");
+}
+
+void set_caches_checked(int64_t l1, int64_t l2) {
+  TORCH_CHECK_VALUE(l1 >= 0 && l2 >= 0, "set_caches: bytes of L1 and L2, or zeros, got ", l1, " and ", l2);
+  set_caches(l1, l2);
 }
 
 }  // namespace
@@ -92,6 +98,7 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def("isa() -> str", torch_blocked::isa_now);
   m.def("isa_block() -> int", torch_blocked::isa_block_now);
   m.def("set_isa(str name) -> ()", torch_blocked::set_isa_by_name);
+  m.def("set_caches(int l1, int l2) -> ()", torch_blocked::set_caches_checked);
 }
 
 TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {

@@ -84,6 +84,14 @@ def isa(request):
     library.set_isa(best)
 
 
+@pytest.fixture(params=[(32 << 10, 1 << 20), (48 << 10, 2 << 20)], ids=["l1=32k-l2=1m", "l1=48k-l2=2m"])
+def caches(request):
+    """A core's L1 and L2 in bytes, by which the kernels cut up their work; this CPU's afterwards."""
+    library.set_caches(*request.param)
+    yield request.param
+    library.set_caches(0, 0)
+
+
 @pytest.fixture
 def guarded():
     """Outputs lie, NaN-filled, between guard bytes; afterwards none may have been written."""

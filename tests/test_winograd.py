@@ -61,7 +61,7 @@ def blocked(x):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_convolution(isa, guarded, mode, shape):
+def test_convolution(isa, caches, guarded, mode, shape):
     n, ic, oc, ih, iw, padding = shape
     x, w, b = torch.randn(n, ic, ih, iw), torch.randn(oc, ic, 3, 3), torch.randn(oc)
     y = conv(x, w, b, padding, mode)
@@ -84,7 +84,7 @@ def test_post_ops(isa, guarded, mode, activation):
 
 
 @pytest.mark.parametrize("mode, most", [("never", 3e-6), ("f2", 5e-6), ("f4", 2.5e-5)])
-def test_error(isa, mode, most):
+def test_error(isa, caches, mode, most):
     x, w = torch.randn(2, 512, 10, 10), torch.randn(512, 512, 3, 3)
     for images in (x, x[:1, :, :8, :8]):  # many tiles, few
         error = rms_error(conv(images, w, None, (1, 1), mode), F.conv2d(images.double(), w.double(), padding=1))
@@ -93,7 +93,7 @@ def test_error(isa, mode, most):
 
 @pytest.mark.parametrize("mode", ["never", *MODES])
 @pytest.mark.parametrize("channels", [48, 512])
-def test_the_same_bits_for_any_batch_and_number_of_threads(isa, mode, channels):
+def test_the_same_bits_for_any_batch_and_number_of_threads(isa, caches, mode, channels):
     x, w = torch.randn(5, channels, 13, 11), torch.randn(256, channels, 3, 3)
     whole = conv(x, w, None, (1, 1), mode).to_dense()
     for image in (0, 4):

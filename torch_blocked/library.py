@@ -144,6 +144,11 @@ def set_isa(name: str) -> None:
     _isa_block = ops.isa_block()
 
 
+def set_caches(l1: int, l2: int) -> None:
+    """Cuts work up as for a core with caches of so many bytes; zeros: with this CPU's own."""
+    ops.set_caches(l1, l2)
+
+
 _isa_block: int = ops.isa_block()  # a plain number, so that torch.compile can trace what reads it
 
 

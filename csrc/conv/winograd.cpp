@@ -5,6 +5,7 @@
 // are transformed back, post-ops included. Neither transformed tensor is ever whole in memory.
 #include "winograd.h"
 
+#include "../caches.h"
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -123,20 +124,28 @@ struct Plan : Tiles {
   int64_t dst_plane() const { return plane_of(group * run_tiles); }
 };
 
-// Bytes. While the transformed weights about fit into a core's L2, a run's transformed src stays there beside them, one
+// Bytes. While the transformed weights are read fast, a run's transformed src stays in a core's L2 beside them, one
 // element of it in L1, and all weights are read for every run. Beyond, runs are long, so that the weights are read few
 // times from further away: the src of a run then lies in the last level cache, one of its planes in L2.
-constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20, most_reread_weights = 4 << 20;
+constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20;
 constexpr int64_t most_short_run = 28;   // tiles
 constexpr int64_t most_short_group = 8;  // of an even number of blocks
-// Bytes of two output blocks' weights that stay in L1 while several calls read them, beside those fetched meanwhile.
-constexpr int64_t wei_budget = 16 << 10;
+
+// Cores with 2 MB of L2 have a slow last level cache behind it, as a mesh is; with less they share a fast one.
+int64_t most_reread_weights() { return (caches().l2 >= 2 << 20 ? 4 : 16) << 20; }
+
+// Two output blocks' weights of a chunk of input blocks stay in L1 while several calls read them, beside 32 KB of src
+// and of the weights fetched meanwhile. An L1 of no more has no room for them, and everything is one chunk.
+int64_t chunks(const Conv& c, int64_t ic_blocks) {
+  const int64_t room = caches().l1 - (32 << 10), wei_bytes = ic_blocks * 2 * c.block * c.block * sizeof(float);
+  return room > 0 ? std::min(ic_blocks, (wei_bytes + room - 1) / room) : 1;
+}
 
 Plan::Plan(const Conv& c, const WinogradTransforms& t)
     : Tiles(c, t), gemm(*c.kernels()), post_ops(c), stream(streams_dst(c)) {
   oc_blocks = c.oc_blocks();
   const int64_t wei_bytes = planes * oc_blocks * wei_block() * sizeof(float);
-  const bool long_runs = wei_bytes > most_reread_weights;
+  const bool long_runs = wei_bytes > most_reread_weights();
   group = long_runs ? oc_blocks : std::min(oc_blocks, most_short_group);
   const int64_t tile_bytes = planes * ic_blocks * c.block * sizeof(float);
   const int64_t most_tiles =
@@ -146,8 +155,7 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
   split_oc = c.oc > count && oc_blocks >= 2 * c.nthreads;
   if (!split_oc) nruns = even_parts(nruns, 1, count, c.nthreads);
   run_tiles = (count + nruns - 1) / nruns;
-  const int64_t ic_block_bytes = 2 * c.block * c.block * sizeof(float);
-  nchunks = (ic_blocks * ic_block_bytes + wei_budget - 1) / wei_budget;
+  nchunks = chunks(c, ic_blocks);
 }
 
 // One matrix product: of all tiles' src with the weights of one or two output blocks. Where several calls share the
@@ -176,6 +184,7 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
   a.lanes = c.block;
   a.wei_ic_block = c.block * c.block;
   a.wei_block = plan.wei_block();
+  a.sum_blocks = sum_blocks(c, 1);
   for (int64_t plane = 0; plane < plan.planes; plane++)
     for (int64_t b = 0; b < blocks; b += 2) {
       const bool last = b + 2 >= blocks;
@@ -186,7 +195,7 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
       for (int64_t chunk = 0, begin, end; chunk < plan.nchunks; chunk++) {
         split(plan.ic_blocks, plan.nchunks, chunk, begin, end);
         a.first = begin == 0;
-        a.nblocks = a.sum_blocks = end - begin;
+        a.nblocks = end - begin;
         a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - end));
         const float* const after = a.wei + a.nblocks * a.wei_ic_block;
         multiply_tiles(plan, plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1], tiles,

@@ -1,0 +1,15 @@
+// The sizes of a core's own caches, by which work is cut up.
+#pragma once
+#include <cstdint>
+
+namespace torch_blocked {
+
+struct Caches {
+  int64_t l1, l2;  // bytes, of data
+};
+
+// As the CPU tells them, or by set_caches; 32 KiB and 1 MiB where it tells nothing.
+Caches caches();
+void set_caches(int64_t l1, int64_t l2);  // for tests; zeros: the CPU's again
+
+}  // namespace torch_blocked
