@@ -1,4 +1,4 @@
-"""Winograd's algorithms for groups of whole blocks of channels, at every ISA tier."""
+"""Winograd's algorithms for groups of whole blocks of channels, and for blocks of whole groups, at every ISA tier."""
 
 from __future__ import annotations
 
@@ -24,6 +24,10 @@ SHAPES = [
     (1, 4, 32, 16, 40, 3, (0, 1)),
     (1, 2, 16, 16, 3, 130, (5, 4)),
     (1, 2, 336, 48, 5, 6, (1, 1)),  # sums in several parts
+    (3, 2, 8, 8, 14, 14, (1, 1)),  # groups that share a block, or fill the smaller one
+    (20, 7, 8, 8, 7, 7, (1, 1)),  # ... and leave a part of the last one empty
+    (2, 9, 4, 4, 9, 7, (0, 1)),
+    (1, 3, 2, 2, 3, 130, (5, 4)),
 ]
 MODES = ["f2", "f4"]
 
@@ -59,7 +63,7 @@ def test_convolution(isa, guarded, mode, shape):
     check(y, F.conv2d(x.double(), w.double(), b.double(), padding=padding, groups=groups))
 
 
-@pytest.mark.parametrize("channels", [16, 32])
+@pytest.mark.parametrize("channels", [2, 4, 8, 16, 32])
 def test_each_number_of_tiles(isa, guarded, channels):
     """As many tiles as a call of each kernel takes, and as several calls share."""
     x, w = torch.randn(33, 2 * channels, 4, 4), torch.randn(2 * channels, channels, 3, 3)
@@ -79,18 +83,19 @@ def test_post_ops(isa, guarded, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_three_dims(isa, mode):
-    x, w = torch.randn(2, 64, 4, 9, 10), torch.randn(64, 32, 2, 3, 3)
+@pytest.mark.parametrize("channels", [4, 8, 32])
+def test_three_dims(isa, mode, channels):
+    x, w = torch.randn(2, 64, 4, 9, 10), torch.randn(64, channels, 2, 3, 3)
     fmt, wei_format = activation_format(5, library.isa_block()), weight_format(w.shape, library.isa_block())
     with tb.winograd(mode):
         wei = w.to(wei_format)
-        assert tb.algorithm(x.to(fmt), wei, padding=(1, 1, 1), groups=2).name == f"winograd_{mode}"
-        y = F.conv3d(x.to(fmt), wei, padding=(1, 1, 1), groups=2)
-    check(y, F.conv3d(x.double(), w.double(), padding=(1, 1, 1), groups=2))
+        assert tb.algorithm(x.to(fmt), wei, padding=(1, 1, 1), groups=64 // channels).name == f"winograd_{mode}"
+        y = F.conv3d(x.to(fmt), wei, padding=(1, 1, 1), groups=64 // channels)
+    check(y, F.conv3d(x.double(), w.double(), padding=(1, 1, 1), groups=64 // channels))
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("channels", [16, 48])
+@pytest.mark.parametrize("channels", [4, 8, 16, 48])
 def test_the_same_bits_for_any_batch_and_number_of_threads(isa, mode, channels):
     x, w = torch.randn(5, 3 * channels, 13, 11), torch.randn(3 * channels, channels, 3, 3)
     whole = conv(x, w, None, (1, 1), 3, mode).to_dense()
@@ -102,6 +107,18 @@ def test_the_same_bits_for_any_batch_and_number_of_threads(isa, mode, channels):
         assert torch.equal(conv(x, w, None, (1, 1), 3, mode).to_dense(), whole)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("channels", [2, 4, 8, 16])
+def test_groups_are_apart(isa, channels):
+    """What one group holds does not reach the others, NaN neither."""
+    x, w = torch.randn(1, 3 * channels, 9, 9), torch.randn(3 * channels, channels, 3, 3)
+    x[:, :channels] = torch.nan
+    y = conv(x, w, None, (1, 1), 3, "f4").to_dense()
+    assert y[:, :channels].isnan().all()
+    torch.testing.assert_close(
+        y[:, channels:], F.conv2d(x[:, channels:], w[channels:], padding=1, groups=2), rtol=1e-4, atol=1e-3
+    )
 
 
 def test_one_weight_with_groups_and_without(isa):
@@ -116,7 +133,7 @@ def test_one_weight_with_groups_and_without(isa):
 
 
 def test_choice(isa):
-    """Where the multiplications saved are worth the transforms; groups of less than a block run otherwise."""
+    """Where the multiplications saved are worth the transforms."""
 
     def name(channels, size, groups):
         wei = torch.nn.Parameter(torch.empty(channels, channels // groups, 3, 3))
@@ -125,6 +142,7 @@ def test_choice(isa):
 
     with tb.winograd("auto"):
         assert name(1024, 28, 8) == "winograd_f4"
-        assert name(128, 28, 32) == "depthwise"
+        assert name(256, 28, 32) == "winograd_f4"
+        assert name(128, 28, 64) == name(128, 28, 128) == "depthwise" or isa == "default"
     with tb.winograd("never"):
         assert name(1024, 28, 8) == "direct"

@@ -206,8 +206,9 @@ _WINOGRAD_MODES = ("auto", "never", "always", "f2", "f4")
 class winograd:  # noqa: N801
     """Sets when convolutions use Winograd's algorithms; also a context manager that restores it.
 
-    They are those of 3x3 kernels and stride 1, whose groups, if any, have whole blocks of channels; and, along the rows
-    only, those of a plain src, a network's first, whose kernels have three or four columns a column of their stride.
+    They are those of 3x3 kernels and stride 1, whose groups, if any, have whole blocks of channels or share one evenly;
+    and, along the rows only, those of a plain src, a network's first, whose kernels have three or four columns a column
+    of their stride.
 
     "auto" (default): where a cost model says that they are faster. "never". "always": wherever they can be. "f2",
     "f4": only F(2x2, 3x3), or F(4x4, 3x3) and those along the rows, wherever it can be.

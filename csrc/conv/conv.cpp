@@ -77,7 +77,8 @@ static std::string reason(const Conv& conv, double uses) {
   if (without_packing(conv).seconds == nullptr) return "the first of the list that takes these formats";
   const auto can = [&](const auto& entry) { return entry.algorithm->can(conv); };
   if (std::none_of(std::begin(winograd_algorithms), std::end(winograd_algorithms), can))
-    return "Winograd takes 3x3 kernels of stride 1, without groups or of whole blocks; of a plain src wide kernels";
+    return "Winograd takes 3x3 kernels of stride 1, groups of whole blocks or parts of one; of a plain src wide "
+           "kernels";
   if (mode == Winograd::Never) return "Winograd is off";
   const Algorithm& otherwise = without_packing(conv);
   std::string estimates = std::string("estimates: ") + otherwise.name + " " + milliseconds(otherwise.seconds(conv));
@@ -176,7 +177,7 @@ void convolve(const Conv& conv, const WeightKey* key) {
   const MemoryDesc wanted = algorithm->weights(conv);
   const auto pack = [&](float* packed) { algorithm->pack(conv, wanted, packed); };
   if (key == nullptr) {
-    const HugeBuffer packed(elements(wanted));
+    const PooledBuffer packed(elements(wanted));
     pack(packed.data());
     return run(*algorithm, with_weights(conv, wanted, packed.data()));
   }

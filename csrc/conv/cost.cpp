@@ -1,6 +1,7 @@
 #include "cost.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace torch_blocked {
 namespace {
@@ -32,10 +33,21 @@ double multiply_seconds(const Conv& c, double rows_of_src, double matrices) {
   return 2 * rows_of_src * matrices * matrix(c) / (core().flops * double(c.nthreads));
 }
 
-// Weights and multiplications overlap: the slower decides.
-double product_seconds(const Conv& c, double rows_of_src, double matrices) {
-  return std::max(multiply_seconds(c, rows_of_src, matrices), matrices * matrix(c) * sizeof(float) / memory_bandwidth);
+// Where several groups share a block, lanes are moved for each product of vectors; but half vectors of two groups are
+// multiplied as they are, where there are kernels for them.
+double with_moves(const Conv& c, double seconds) {
+  const bool shared = c.groups > 1 && c.group_ic() < c.block, halves = c.block == 16 && c.group_ic() == 8;
+  return shared && !halves ? 2 * seconds : seconds;
 }
+
+// Weights and multiplications overlap: the slower decides.
+double product_seconds(const Conv& c, double rows_of_src, double matrices, double slower = 1) {
+  return std::max(slower * multiply_seconds(c, rows_of_src, matrices),
+                  matrices * matrix(c) * sizeof(float) / memory_bandwidth);
+}
+
+// Pixels of a row in one call of a kernel.
+double call_cols(const Conv& c) { return double(c.ow) / std::ceil(double(c.ow) / double(c.kernels()->cols)); }
 
 double transform_seconds(const Conv& c, double vectors) {
   return vectors * core().transformed_vector / double(c.nthreads);
@@ -68,18 +80,26 @@ struct RowTileCounts {
 
 }  // namespace
 
-double direct_seconds(const Conv& c) { return product_seconds(c, pixels(c), taps(c)); }
+// A vector of weights is loaded for each call's pixels: of a narrow image few.
+double direct_seconds(const Conv& c) { return product_seconds(c, pixels(c), taps(c), 1 + 1 / call_cols(c)); }
+
+// For a row of taps each kernel call also moves its pixels' lanes, and begins.
+double depthwise_seconds(const Conv& c) {
+  const double cols = call_cols(c), products = cols * double(c.kw), moves = cols + double(c.kw) - 1, begin = 6;
+  return product_seconds(c, pixels(c), taps(c), (products + moves + begin) / products);
+}
 
 template <int m>
 double winograd_seconds(const Conv& c) {
   const TileCounts w(c, m);
-  return product_seconds(c, w.tiles, w.planes * double(c.kd)) + transform_seconds(c, w.vectors);
+  return with_moves(c, product_seconds(c, w.tiles, w.planes * double(c.kd))) + transform_seconds(c, w.vectors);
 }
 
+// The few weights of groups that share blocks stay in the caches.
 template <int m>
 double winograd_pack_seconds(const Conv& c) {
-  const double planes = double((m + 2) * (m + 2) * c.kd);
-  return transform_seconds(c, 8 * planes * matrix(c) / double(c.block));
+  const double planes = double((m + 2) * (m + 2) * c.kd), slower = c.groups > 1 && c.group_ic() < c.block ? 2 : 8;
+  return transform_seconds(c, slower * planes * matrix(c) / double(c.block));
 }
 
 template double winograd_seconds<2>(const Conv&);
@@ -87,10 +107,10 @@ template double winograd_seconds<4>(const Conv&);
 template double winograd_pack_seconds<2>(const Conv&);
 template double winograd_pack_seconds<4>(const Conv&);
 
-// In registers a vector of weights is transformed in a quarter of the time; the products wait for it.
+// In registers a vector of weights is transformed in a third of the time; the products wait for it.
 double unpacked_winograd_seconds(const Conv& c) {
   const TileCounts w(c, 4);
-  const double filters = transform_seconds(c, w.planes * double(c.kd) * matrix(c) / double(c.block)) / 4;
+  const double filters = transform_seconds(c, w.planes * double(c.kd) * matrix(c) / double(c.block)) / 3;
   const double products = multiply_seconds(c, w.tiles, w.planes * double(c.kd)) + filters;
   return std::max(products, taps(c) * matrix(c) * sizeof(float) / memory_bandwidth) + transform_seconds(c, w.vectors);
 }

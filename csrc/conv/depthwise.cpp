@@ -237,6 +237,6 @@ MemoryDesc weights(const Conv& c) {
 
 }  // namespace
 
-const Algorithm conv_depthwise = {"depthwise", can, weights, run, nullptr, direct_seconds};
+const Algorithm conv_depthwise = {"depthwise", can, weights, run, nullptr, depthwise_seconds};
 
 }  // namespace torch_blocked

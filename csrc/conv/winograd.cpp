@@ -35,34 +35,23 @@ Tiles::Tiles(const Conv& c, const WinogradTransforms& t) : conv(c), transforms(t
   ic_blocks = (c.ic + c.block - 1) / c.block * c.kd;
 }
 
-void Tiles::transform_src(const Place& at, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const {
+void Tiles::transform_src(const Place& at, int64_t ic_block, float* dst, int64_t dst_plane) const {
   const Conv& c = conv;
   const int64_t top = at.row - c.pad_h, left = at.col - c.pad_w, src_row = c.src_md.strides[2];
   const int64_t id = at.od * c.stride_d - c.pad_d + ic_block % c.kd * c.dilation_d;
   const bool inside = id >= 0 && id < c.id;
   const float* const src = c.src + at.n * c.src_md.strides[0] + ic_block / c.kd * c.src_md.strides[1] +
-                           (inside ? id : 0) * c.src_md.strides[4];
+                           id * c.src_md.strides[4] + top * src_row + left * c.block;
   if (inside && top >= 0 && left >= 0 && top + size <= c.ih && left + size <= c.iw)
-    return transforms.src(src + top * src_row + left * c.block, src_row, dst, dst_plane);
-  static constexpr float zeros[64] = {};  // more than a block
-  const auto copy_pixels = c.kernels()->copy_pixels;
-  const int64_t col_begin = std::clamp<int64_t>(-left, 0, size), col_end = std::clamp(c.iw - left, col_begin, size);
-  for (int64_t y = 0; y < size; y++) {
-    const bool in_src = inside && top + y >= 0 && top + y < c.ih;
-    const int64_t begin = in_src ? col_begin : size, end = in_src ? col_end : size;
-    float* const row = edge + y * size * c.block;
-    copy_pixels(zeros, 0, row, begin);
-    copy_pixels(src + (top + y) * src_row + (left + begin) * c.block, c.block, row + begin * c.block, end - begin);
-    copy_pixels(zeros, 0, row + end * c.block, size - end);
-  }
-  transforms.src(edge, size * c.block, dst, dst_plane);
+    return transforms.src(src, src_row, dst, dst_plane);
+  transforms.src_part(src, src_row, {-top, inside ? c.ih - top : -top, -left, c.iw - left}, dst, dst_plane);
 }
 
-void Tiles::transform_src(int64_t begin, int64_t tiles, float* edge, float* dst, int64_t dst_plane) const {
-  for (int64_t ic_block = 0; ic_block < ic_blocks; ic_block++) {
+void Tiles::transform_src(int64_t begin, int64_t tiles, int64_t ic_begin, int64_t ic_end, float* dst,
+                          int64_t dst_plane) const {
+  for (int64_t ic_block = ic_begin; ic_block < ic_end; ic_block++) {
     Place at = place(begin);
-    for (int64_t i = 0; i < tiles; i++, advance(at), dst += conv.block)
-      transform_src(at, ic_block, edge, dst, dst_plane);
+    for (int64_t i = 0; i < tiles; i++, advance(at), dst += conv.block) transform_src(at, ic_block, dst, dst_plane);
   }
 }
 
@@ -210,11 +199,11 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
 class Run {
  public:
   Run(const Plan& plan, int64_t index)
-      : plan_(plan), src_(Scratch::get(plan.planes * (plan.src_plane() + plan.dst_plane() + plan.conv.block))) {
+      : plan_(plan), src_(Scratch::get(plan.planes * (plan.src_plane() + plan.dst_plane()))) {
     int64_t end;
     split(plan.count, plan.nruns, index, begin_, end);
     tiles_ = end - begin_;
-    plan.transform_src(begin_, tiles_, products() + plan.planes * plan.dst_plane(), src_, plan.src_plane());
+    plan.transform_src(begin_, tiles_, 0, plan.ic_blocks, src_, plan.src_plane());
   }
 
   // Output blocks [oc_begin, oc_end).

@@ -51,10 +51,11 @@ struct Tiles {
   // Floats from one element of transformed tiles to the next, of `vectors` of them: an odd number of cache lines, so
   // that they do not fall into the same sets of the cache.
   int64_t plane_of(int64_t vectors) const { return ((vectors + 1) | 1) * conv.block; }
-  // One tile of one channel block; `edge`, of a tile's size, holds the pixels of one that reaches into the padding.
-  void transform_src(const Place& at, int64_t ic_block, float* edge, float* dst, int64_t dst_plane) const;
-  // Those from `begin` on of all channel blocks: dst[plane][block][tile].
-  void transform_src(int64_t begin, int64_t tiles, float* edge, float* dst, int64_t dst_plane) const;
+  // One tile of one channel block.
+  void transform_src(const Place& at, int64_t ic_block, float* dst, int64_t dst_plane) const;
+  // Those from `begin` on of channel blocks [ic_begin, ic_end): dst[plane][block][tile].
+  void transform_src(int64_t begin, int64_t tiles, int64_t ic_begin, int64_t ic_end, float* dst,
+                     int64_t dst_plane) const;
   // And back, of one block of output channels: products[plane][tile].
   void transform_dst(int64_t begin, int64_t tiles, int64_t oc_block, const float* products, int64_t products_plane,
                      bool stream, const PaddedPostOps& post_ops) const;

@@ -26,9 +26,9 @@ void run(const Conv& c) {
   parallel(c.nthreads, [&](int64_t thread, int64_t) {
     int64_t begin, end;
     if (!ranges.take(thread, begin, end)) return;
-    float* const src = Scratch::get(tiles.planes * (src_plane + dst_plane + c.block));
-    float *const products = src + tiles.planes * src_plane, *const edge = products + tiles.planes * dst_plane;
-    tiles.transform_src(0, tiles.count, edge, src, src_plane);
+    float* const src = Scratch::get(tiles.planes * (src_plane + dst_plane));
+    float* const products = src + tiles.planes * src_plane;
+    tiles.transform_src(0, tiles.count, 0, tiles.ic_blocks, src, src_plane);
     do {
       for (int64_t oc_block = begin; oc_block < end; oc_block++) {
         const float* const wei = c.wei + oc_block * c.wei_md.strides[0];

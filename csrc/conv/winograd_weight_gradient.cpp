@@ -77,7 +77,7 @@ void transform(const Plan& plan, int64_t tile, const Transformed& to) {
     float* const edge = Scratch::get(plan.planes * block);
     for (int64_t begin, end; of_src.take(thread, begin, end);)
       for (int64_t i = begin; i < end; i++)
-        plan.transform_src(plan.place(tile + i % to.tiles), i / to.tiles, edge, to.src + i * block, plan.src_plane());
+        plan.transform_src(plan.place(tile + i % to.tiles), i / to.tiles, to.src + i * block, plan.src_plane());
     for (int64_t begin, end; of_diff_dst.take(thread, begin, end);)
       for (int64_t i = begin; i < end; i++)
         transform_diff_dst(plan, tile + i % to.tiles, i / to.tiles, edge, to.diff + i * block);

@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "lanes.h"
 #include "tier.h"
 #include "vec.h"
 
@@ -136,15 +137,14 @@ struct Matrices<4, 4> {
   }
 };
 
-template <int M>
-void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_plane) {
-  constexpr int size = M + 2, ahead = 2 * M;  // what of the tile after next no tile above or before it reads
-  UNROLL for (int y = 2; y < size; y++) UNROLL for (int x = 2; x < size; x++)
-      __builtin_prefetch(src + y * src_row + (ahead + x) * block, 0, 3);
+// Pixels of a tile: pixel(y, x) loads one.
+template <int M, class Pixel>
+[[gnu::always_inline]] inline void transform_pixels(const Pixel& pixel, float* dst, int64_t dst_plane) {
+  constexpr int size = M + 2;
   Vec columns[size][size];  // [row][column], the columns transformed
   UNROLL for (int x = 0; x < size; x++) {
     Vec d[size], out[size];
-    UNROLL for (int y = 0; y < size; y++) d[y] = Vec::loadu(src + y * src_row + x * block);
+    UNROLL for (int y = 0; y < size; y++) d[y] = pixel(y, x);
     Matrices<M>::src(d, out);
     UNROLL for (int y = 0; y < size; y++) columns[y][x] = out[y];
   }
@@ -153,6 +153,25 @@ void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_pl
     Matrices<M>::src(columns[y], out);
     UNROLL for (int x = 0; x < size; x++) out[x].store(dst + (y * size + x) * dst_plane);
   }
+}
+
+template <int M>
+void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_plane) {
+  constexpr int size = M + 2, ahead = 2 * M;  // what of the tile after next no tile above or before it reads
+  UNROLL for (int y = 2; y < size; y++) UNROLL for (int x = 2; x < size; x++)
+      __builtin_prefetch(src + y * src_row + (ahead + x) * block, 0, 3);
+  transform_pixels<M>([&](int y, int x) { return Vec::loadu(src + y * src_row + x * block); }, dst, dst_plane);
+}
+
+template <int M>
+void transform_src_part(const float* src, int64_t src_row, const TilePart& part, float* dst, int64_t dst_plane) {
+  static constexpr float zeros[block] = {};
+  const TilePart in = part;
+  const auto pixel = [&](int y, int x) {
+    const bool inside = y >= in.row_begin && y < in.row_end && x >= in.col_begin && x < in.col_end;
+    return Vec::loadu(inside ? src + y * src_row + x * block : zeros);
+  };
+  transform_pixels<M>(pixel, dst, dst_plane);
 }
 
 template <int M>
@@ -315,8 +334,13 @@ void transform_dst_row(const float* src, int64_t src_plane, float* dst, int64_t 
 }
 
 template <int M>
-constexpr WinogradTransforms transforms = {
-    M, transform_src<M>, transform_dst<M>, transform_wei<M>, transform_diff_dst<M>, transform_diff_wei<M>};
+constexpr WinogradTransforms transforms = {M,
+                                           transform_src<M>,
+                                           transform_src_part<M>,
+                                           transform_dst<M>,
+                                           transform_wei<M>,
+                                           transform_diff_dst<M>,
+                                           transform_diff_wei<M>};
 
 // In double, as transform_wei.
 template <int M, int R>
@@ -360,6 +384,48 @@ void multiply(const WinogradProducts& a) {
         acc[b][t].store(sum);
       }
     }
+}
+
+template <int Tiles>
+void multiply_lanes(const WinogradProducts& a) {
+  const float *src = a.src, *wei = a.wei;
+  float* dst = a.dst;
+  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, wei += a.wei_plane, dst += a.dst_plane) {
+    Vec acc[Tiles];
+    UNROLL for (int t = 0; t < Tiles; t++) acc[t] = Vec(0.f);
+    for (int64_t k = 0; k < a.ic_blocks; k++)
+      for (int64_t m = 0; m < a.nmaps; m++) {
+        const Lanes lanes(a.maps[m]);
+        const Vec w = Vec::loadu(wei + (k * a.nmaps + m) * block);
+        UNROLL for (int t = 0; t < Tiles; t++) acc[t] =
+            multiply_add(w, lanes.move(src + k * a.src_block + t * block), acc[t]);
+      }
+    UNROLL for (int t = 0; t < Tiles; t++) acc[t].store(dst + t * block);
+  }
+}
+
+// Two groups a block: one after the other by half vectors, whose weights multiply a broadcast src channel. On CPUs with
+// vectors of 16 moving lanes costs as much as multiplying them, and halves twice as many are multiplied at a time.
+template <int Tiles>
+void multiply_halves(const WinogradProducts& a) {
+#if defined(CPU_CAPABILITY_AVX512)
+  constexpr int half = block / 2;
+  const float *src = a.src, *wei = a.wei;
+  float* dst = a.dst;
+  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, wei += a.wei_plane, dst += a.dst_plane)
+    for (int first = 0; first < block; first += half) {
+      __m256 acc[Tiles];
+      UNROLL for (int t = 0; t < Tiles; t++) acc[t] = _mm256_setzero_ps();
+      for (int64_t k = 0; k < a.ic_blocks; k++) UNROLL for (int i = 0; i < half; i++) {
+          const __m256 w = _mm256_loadu_ps(wei + (k * half + i) * block + first);
+          const float* const tiles = src + k * a.src_block + first + i;
+          UNROLL for (int t = 0; t < Tiles; t++) acc[t] = _mm256_fmadd_ps(w, _mm256_set1_ps(tiles[t * block]), acc[t]);
+        }
+      UNROLL for (int t = 0; t < Tiles; t++) _mm256_storeu_ps(dst + t * block + first, acc[t]);
+    }
+#else
+  multiply_lanes<Tiles>(a);
+#endif
 }
 
 // Row y of the elements of transformed tiles, of one block of input channels: adds to dst, but where it is the first.
@@ -415,6 +481,11 @@ constexpr void fill(WinogradUnpackedMultiply* row, std::index_sequence<I...>) {
   ((row[I] = multiply_unpacked<int(I) + 1>), ...);
 }
 
+template <size_t... I>
+constexpr void fill_shared(WinogradKernels& table, std::index_sequence<I...>) {
+  ((table.multiply_lanes[I] = multiply_lanes<int(I) + 1>, table.multiply_halves[I] = multiply_halves<int(I) + 1>), ...);
+}
+
 template <int Blocks, size_t... I>
 constexpr void fill(WinogradMultiply* row, std::index_sequence<I...>) {
   ((row[I] = multiply<int(I) + 1, Blocks>), ...);
@@ -425,9 +496,11 @@ constexpr WinogradKernels make_table() {
   constexpr int most_of_one = std::min(winograd_max_tiles, 2 * max_cols);
   constexpr int most_unpacked = 2 * max_cols / 6;  // of six sums each
   static_assert(most_unpacked <= winograd_max_unpacked_tiles);
-  WinogradKernels table = {block, transforms<2>, transforms<4>, {most_of_one, max_cols}, {}, most_unpacked, {}, {}};
+  WinogradKernels table = {block, transforms<2>, transforms<4>, {most_of_one, max_cols}, {}, {}, {}, most_unpacked, {},
+                           {}};
   fill<1>(table.multiply[0], std::make_index_sequence<most_of_one>());
   fill<2>(table.multiply[1], std::make_index_sequence<max_cols>());
+  fill_shared(table, std::make_index_sequence<most_of_one>());
   fill(table.multiply_unpacked, std::make_index_sequence<most_unpacked>());
   table.rows[0] = row_transforms<4, 3>;
   table.rows[1] = row_transforms<4, 4>;

@@ -7,14 +7,22 @@
 
 #include "../isa.h"
 #include "conv.h"
+#include "depthwise.h"
 
 namespace torch_blocked {
+
+// The pixels of a tile that lie inside src: rows [row_begin, row_end) and columns likewise. The others are zero.
+struct TilePart {
+  int64_t row_begin, row_end, col_begin, col_end;
+};
 
 // The elements of a transformed tile lie `plane` floats apart: row-major, (m + 2)^2 of them.
 struct WinogradTransforms {
   int64_t m;
   // Pixels of a block, the tile's rows src_row floats apart.
   void (*src)(const float* src, int64_t src_row, float* dst, int64_t dst_plane);
+  // The same where only a part of them is there; src is the tile's first pixel, wherever that lies.
+  void (*src_part)(const float* src, int64_t src_row, const TilePart& part, float* dst, int64_t dst_plane);
   // The first `rows` x `cols` pixels of the tile, after the epilogue (of one block of output channels). `stream` as in
   // ConvArgs.
   void (*dst)(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols, bool stream,
@@ -55,6 +63,10 @@ struct WinogradProducts {
   int64_t dst_plane, dst_block;
   int64_t planes, ic_blocks;
   int64_t sum_blocks;  // as in ConvArgs
+  // Where several groups share a block of channels, one for each channel of a group: a block of input channels has as
+  // many vectors of weights, (k, map, output channel), and each multiplies the src lanes that its map names.
+  const LaneMap* maps;
+  int64_t nmaps;
 };
 using WinogradMultiply = void (*)(const WinogradProducts&);
 constexpr int winograd_max_tiles = 16;
@@ -79,6 +91,8 @@ struct WinogradKernels {
   // Of one and two blocks of output channels: the most tiles of a call, [tiles - 1].
   int64_t most_tiles[2];
   WinogradMultiply multiply[2][winograd_max_tiles];
+  // Of one block that several groups share, and of one that two do.
+  WinogradMultiply multiply_lanes[winograd_max_tiles], multiply_halves[winograd_max_tiles];
   int64_t most_unpacked_tiles;
   WinogradUnpackedMultiply multiply_unpacked[winograd_max_unpacked_tiles];  // [tiles - 1]
   WinogradRowTransforms rows[2];                                            // F(4, 3) and F(4, 4)
