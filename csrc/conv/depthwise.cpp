@@ -113,22 +113,26 @@ Lane lanes_of(const Conv& c) {
 void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps) {
   maps.clear();
   if (lanes_of(c) == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});
+  const int64_t lanes = std::min(c.block, c.oc - oc_block * c.block);
+  int64_t first_channels[max_lanes];  // of src, that each lane reads: divided once, not for each of a group's channels
+  for (int64_t lane = 0; lane < lanes; lane++)
+    first_channels[lane] = (oc_block * c.block + lane) / c.group_oc() * c.group_ic();
+  const int shift = __builtin_ctzll(c.block);
   for (int64_t j = 0; j < c.group_ic(); j++) {
     const size_t first = maps.size();
     const int64_t index[] = {0, j, 0, 0, 0};
     if (lanes_of(c) == Lane::Same) {
-      const int64_t channel = oc_block * c.block / c.group_oc() * c.group_ic() + j;
+      const int64_t channel = first_channels[0] + j;
       const int64_t src = channel / c.block * c.src_md.strides[1] + channel % c.block;
       maps.push_back({src, c.wei_md.off_v(index), {}, {}});
       continue;
     }
-    for (int64_t lane = 0; lane < c.block && oc_block * c.block + lane < c.oc; lane++) {
-      const int64_t channel = (oc_block * c.block + lane) / c.group_oc() * c.group_ic() + j;
-      const int64_t src = channel / c.block * c.src_md.strides[1];
+    for (int64_t lane = 0; lane < lanes; lane++) {
+      const int64_t channel = first_channels[lane] + j, src = (channel >> shift) * c.src_md.strides[1];
       const auto same = [&](const LaneMap& map) { return map.src == src; };
       auto map = std::find_if(maps.begin() + first, maps.end(), same);
       if (map == maps.end()) map = maps.insert(map, LaneMap{src, c.wei_md.off_v(index), {}, {}});
-      map->from[lane] = channel % c.block;
+      map->from[lane] = int32_t(channel & (c.block - 1));
       map->use[lane] = -1;
     }
   }

@@ -185,6 +185,7 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
         split(plan.ic_blocks, plan.nchunks, chunk, begin, end);
         a.first = begin == 0;
         a.nblocks = end - begin;
+        a.fetch_dst = a.nblocks > a.sum_blocks;  // to which the second part is added
         a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - end));
         const float* const after = a.wei + a.nblocks * a.wei_ic_block;
         multiply_tiles(plan, plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1], tiles,
