@@ -219,6 +219,8 @@ Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t elemen
   return plan;
 }
 
+constexpr int64_t most_places = 4;
+
 bool plan_copy(Plan& plan) {
   for (Axis& cols : plan.axes) {
     const int64_t run = std::gcd(run_length(cols.src, plan.element_size), run_length(cols.dst, plan.element_size));
@@ -230,10 +232,12 @@ bool plan_copy(Plan& plan) {
     cols.src_adjacent = cols.dst_adjacent = true;
     const int64_t rows = std::clamp<int64_t>(tile_numel / cols.step, 1, 256);
     cols.role = Role::Cols;
-    // Past the caches rows shorter than a cache line follow each other in dst: not every CPU joins the parts of a line
-    // where those of many others are written in between.
+    // Past the caches rows shorter than a cache line follow each other in dst where they would else be written to many
+    // places in turn: no CPU joins the parts of a line where those of many others come in between.
     const bool parts = plan.stream && std::min(cols.step, cols.padded) * plan.element_size < 64;
-    nearest_axis(plan, parts ? distance_in_dst : distance)->role = Role::Rows;
+    Axis* const nearest = nearest_axis(plan);
+    const bool many = nearest->padded > most_places;
+    (parts && many ? nearest_axis(plan, distance_in_dst) : nearest)->role = Role::Rows;
     lengthen(plan, Role::Rows, [&](const Axis&) { return nearest_axis(plan); });
     set_even_steps(plan.axis(Role::Rows), rows, plan.element_size);
     order_loops(plan);
