@@ -56,14 +56,17 @@ struct Matrices<4> {
                                        {-2. / 3, -b * 2 / 3, -1. / 3},
                                        {-2. / 3, b * 2 / 3, -1. / 3},
                                        {0, 0, 1}};
+  // G g with its fractions left out: element i is to be multiplied by filter_scale[i]. Then most of it is additions,
+  // for which some CPUs have units beside those that multiply.
+  static constexpr double filter_scale[6] = {1, 1. / 3, 1. / 3, -1. / 3, -1. / 3, 1};
   static inline void filter(const Vec* g, Vec* out) {
-    const Vec even_a = multiply_add(Vec(float(1. / 3)), g[2], Vec(float(1. / 6)) * g[0]);
-    const Vec even_b = multiply_add(Vec(float(-2. / 3)), g[0], Vec(float(-1. / 3)) * g[2]);
+    const Vec even_a = multiply_add(Vec(.5f), g[0], g[2]), odd_a = Vec(float(b)) * g[1];
+    const Vec even_b = multiply_add(Vec(2.f), g[0], g[2]), odd_b = odd_a + odd_a;
     out[0] = g[0];
-    out[1] = multiply_add(Vec(float(a / 6)), g[1], even_a);
-    out[2] = multiply_add(Vec(float(-a / 6)), g[1], even_a);
-    out[3] = multiply_add(Vec(float(-b * 2 / 3)), g[1], even_b);
-    out[4] = multiply_add(Vec(float(b * 2 / 3)), g[1], even_b);
+    out[1] = even_a + odd_a;
+    out[2] = even_a - odd_a;
+    out[3] = even_b + odd_b;
+    out[4] = even_b - odd_b;
     out[5] = g[2];
   }
   static inline void src(const Vec* d, Vec* out) {
@@ -428,11 +431,11 @@ void multiply_halves(const WinogradProducts& a) {
 #endif
 }
 
-// Row y of the elements of transformed tiles, of one block of input channels: adds to dst, but where it is the first.
-// Of the weights' block `ahead` floats on, a sixth is fetched.
+// Row y of the elements of transformed tiles, of one block of input channels: adds to dst, but where it is the first,
+// and scales the sums at the last. Of the weights' block `ahead` floats on, a sixth is fetched.
 template <int y, int Tiles>
 __attribute__((noinline)) void multiply_row(const WinogradUnpackedProducts& a, const float* src, const float* wei,
-                                            int64_t ahead, bool first) {
+                                            int64_t ahead, bool first, bool last) {
   constexpr int size = 6, lines = 9 * block * block / 16 / size;
   float* const dst = a.dst + y * size * a.dst_plane;
   const int64_t src_plane = a.src_plane;
@@ -460,6 +463,10 @@ __attribute__((noinline)) void multiply_row(const WinogradUnpackedProducts& a, c
     UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t] =
         multiply_add(w[x], Vec(src[x * src_plane + t * block + i]), acc[x][t]);
   }
+  constexpr auto& scale = Matrices<4>::filter_scale;
+  if (last)
+    UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t] =
+        acc[x][t] * Vec(float(scale[y] * scale[x]));
   UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t].store(dst + x * a.dst_plane +
                                                                                                t * block);
 }
@@ -468,7 +475,9 @@ template <int Tiles, int... y>
 void multiply_unpacked(const WinogradUnpackedProducts& a, std::integer_sequence<int, y...>) {
   constexpr int64_t wei_block = 9 * block * block, blocks_ahead = 2;
   for (int64_t k = 0; k < a.ic_blocks; k++)
-    (multiply_row<y, Tiles>(a, a.src + k * a.src_block, a.wei + k * wei_block, blocks_ahead * wei_block, k == 0), ...);
+    (multiply_row<y, Tiles>(a, a.src + k * a.src_block, a.wei + k * wei_block, blocks_ahead * wei_block, k == 0,
+                            k + 1 == a.ic_blocks),
+     ...);
 }
 
 template <int Tiles>
