@@ -41,8 +41,7 @@ MemoryDesc taps(const Conv& c) {
   return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}});
 }
 
-constexpr int64_t least_vectors = 256;  // fewer are packed before a second thread wakes up
-
+// By the threads that will multiply by them, so that each finds its own in its L2.
 template <const WinogradTransforms WinogradKernels::* Transforms>
 void pack(const Conv& given, const MemoryDesc& wanted, float* packed) {
   const ReorderedWeights reordered(given, taps(given));
@@ -50,8 +49,7 @@ void pack(const Conv& given, const MemoryDesc& wanted, float* packed) {
   const int64_t rows = block_rows(c), matrix = rows * c.block;
   const WinogradTransforms& transforms = winograd_transforms(c)->*Transforms;
   const int64_t vectors = c.group_ic() * c.kd;  // of output channels, in a block of them
-  const int64_t all = c.oc_blocks() * vectors, nthreads = all < least_vectors ? 1 : c.nthreads;
-  parallel_for(all, nthreads, [&](int64_t begin, int64_t end) {
+  parallel_for(c.oc_blocks() * vectors, c.nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int64_t oc_block = i / vectors, ic_block = i % vectors / rows, row = i % rows * c.block;
       transforms.wei(c.wei + (oc_block * vectors / rows + ic_block) * 9 * matrix + row, matrix,
