@@ -219,7 +219,7 @@ Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t elemen
   return plan;
 }
 
-constexpr int64_t most_places = 4;
+constexpr int64_t most_places = 4;  // in dst that are written in turn
 
 bool plan_copy(Plan& plan) {
   for (Axis& cols : plan.axes) {

@@ -70,6 +70,11 @@ def test_convolution(isa, caches, guarded, mode, shape):
     assert rms_error(y, expected) < 6e-5
 
 
+def test_caches_have_a_size():
+    with pytest.raises(ValueError, match="bytes of L1 and L2, or zeros, got -1 and 0"):
+        library.set_caches(-1, 0)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("activation", ["none", "relu", "relu6"])
 def test_post_ops(isa, guarded, mode, activation):

@@ -57,6 +57,10 @@ struct Conv {
   int64_t group_ic_blocks() const { return (group_ic() + block - 1) / block * kd; }
   int64_t half_blocks() const { return (group_ic() + block - 1) % block < block / 2 ? kd : 0; }
   int64_t oc_blocks() const { return (oc + block - 1) / block; }
+  // Whether several groups share a block of src, and the same ones that block of dst.
+  bool shares_blocks() const {
+    return group_ic() == group_oc() && group_ic() > 1 && group_ic() < block && block % group_ic() == 0;
+  }
   int64_t padded_oc() const { return oc_blocks() * block; }
   // Floats from one pixel, row, plane, block of channels and image of dst to the next.
   int64_t dst_pixel() const { return dst_step() * block; }

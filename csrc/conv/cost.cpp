@@ -35,9 +35,9 @@ double multiply_seconds(const Conv& c, double rows_of_src, double matrices) {
 
 // Where several groups share a block, lanes are moved for each product of vectors; but half vectors of two groups are
 // multiplied as they are, where there are kernels for them.
-double with_moves(const Conv& c, double seconds) {
-  const bool shared = c.groups > 1 && c.group_ic() < c.block, halves = c.block == 16 && c.group_ic() == 8;
-  return shared && !halves ? 2 * seconds : seconds;
+double with_moves(const Conv& c) {
+  const bool halves = c.block == 16 && c.group_ic() == 8;
+  return c.shares_blocks() && !halves ? 2 : 1;
 }
 
 // Weights and multiplications overlap: the slower decides.
@@ -92,13 +92,13 @@ double depthwise_seconds(const Conv& c) {
 template <int m>
 double winograd_seconds(const Conv& c) {
   const TileCounts w(c, m);
-  return with_moves(c, product_seconds(c, w.tiles, w.planes * double(c.kd))) + transform_seconds(c, w.vectors);
+  return product_seconds(c, w.tiles, w.planes * double(c.kd), with_moves(c)) + transform_seconds(c, w.vectors);
 }
 
 // The few weights of groups that share blocks stay in the caches.
 template <int m>
 double winograd_pack_seconds(const Conv& c) {
-  const double planes = double((m + 2) * (m + 2) * c.kd), slower = c.groups > 1 && c.group_ic() < c.block ? 2 : 8;
+  const double planes = double((m + 2) * (m + 2) * c.kd), slower = c.shares_blocks() ? 2 : 8;
   return transform_seconds(c, slower * planes * matrix(c) / double(c.block));
 }
 

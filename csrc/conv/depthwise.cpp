@@ -122,9 +122,8 @@ void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps) {
     const size_t first = maps.size();
     const int64_t index[] = {0, j, 0, 0, 0};
     if (lanes_of(c) == Lane::Same) {
-      const int64_t channel = first_channels[0] + j;
-      const int64_t src = channel / c.block * c.src_md.strides[1] + channel % c.block;
-      maps.push_back({src, c.wei_md.off_v(index), {}, {}});
+      const int64_t channel = first_channels[0] + j, lane = channel & (c.block - 1);
+      maps.push_back({(channel >> shift) * c.src_md.strides[1] + lane, c.wei_md.off_v(index), {}, {}});
       continue;
     }
     for (int64_t lane = 0; lane < lanes; lane++) {

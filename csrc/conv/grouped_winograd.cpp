@@ -8,14 +8,9 @@
 namespace torch_blocked {
 namespace {
 
-// Whether several groups share a block of src, and the same ones that block of dst.
-bool shares_blocks(const Conv& c) {
-  return c.group_ic() == c.group_oc() && c.group_ic() > 1 && c.group_ic() < c.block && c.block % c.group_ic() == 0;
-}
-
 bool can(const Conv& c) {
   const bool whole_blocks = c.group_ic() % c.block == 0 && c.group_oc() % c.block == 0;
-  if (c.groups == 1 || (!whole_blocks && !shares_blocks(c))) return false;
+  if (c.groups == 1 || (!whole_blocks && !c.shares_blocks())) return false;
   Conv dense = c;
   dense.groups = 1;
   return can_winograd(dense);
@@ -37,7 +32,7 @@ MemoryDesc weights(const Conv& c) {
 
 // What weights are packed from, nine matrices for a block of output and one of input channels: Ohwi16o or OIhw16i16o.
 MemoryDesc taps(const Conv& c) {
-  if (shares_blocks(c)) return dense_desc(c.wei_md, {0, 2, 3, 1}, {{0, c.block}});
+  if (c.shares_blocks()) return dense_desc(c.wei_md, {0, 2, 3, 1}, {{0, c.block}});
   return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}});
 }
 
@@ -62,7 +57,7 @@ void pack(const Conv& given, const MemoryDesc& wanted, float* packed) {
 struct Plan : Tiles {
   const WinogradKernels& kernels;
   PaddedPostOps post_ops;
-  int64_t groups;
+  int64_t groups;               // or blocks of them
   int64_t group_ic, group_oc;   // blocks of channels of a group; those of ic times the filter's depth
   int64_t nruns, run_rows;      // runs, and the most rows of tiles in one
   int64_t wei_plane, wei_size;  // floats of a block of output channels' weights: for an element of a tile, for all
@@ -79,7 +74,7 @@ struct Plan : Tiles {
 Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransforms& t)
     : Tiles(c, t), kernels(kernels), post_ops(c), stream(streams_dst(c)) {
   const int64_t most_tiles = 2 * kernels.most_tiles[0];  // two calls of the widest kernel; transforms stay in L2
-  groups = shares_blocks(c) ? c.oc_blocks() : c.groups;
+  groups = c.shares_blocks() ? c.oc_blocks() : c.groups;
   group_ic = ic_blocks / groups;
   group_oc = c.oc_blocks() / groups;
   const int64_t all_rows = c.n * c.od * rows, most_rows = std::max<int64_t>(1, most_tiles / cols);
@@ -88,7 +83,7 @@ Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransfor
   wei_plane = group_ic * block_rows(c) * c.block;
   wei_size = planes * wei_plane;
   in_place = group_ic == group_oc && group_oc <= 2;
-  if (shares_blocks(c)) lane_maps(c, 0, maps);
+  if (c.shares_blocks()) lane_maps(c, 0, maps);
 }
 
 // The kernels for `blocks` blocks of output channels.
