@@ -28,6 +28,7 @@ struct Tile {
   const char* src;
   char* dst;
   Span rows, cols;
+  const char* next_src;  // what is read a chunk of src later, or null
 };
 
 struct Implementation {
@@ -40,14 +41,15 @@ struct Implementation {
 
 // Rows or columns of padding are a second call with nothing to read.
 void run_copy(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols] = tile;
+  const auto& [src, dst, rows, cols, next_src] = tile;
   const int64_t size = cols.size * plan.element_size, padded_size = cols.padded_size * plan.element_size;
   // Cache lines go past the caches where they are written at once.
   const bool stream = plan.stream && (padded_size % 64 == 0 || plan.axis(Role::Cols).steps() == 1);
-  if (rows.size > 0) kernels.copy_rows(src, rows.src.each, dst, rows.dst.each, rows.size, size, padded_size, stream);
+  if (rows.size > 0)
+    kernels.copy_rows(src, rows.src.each, dst, rows.dst.each, rows.size, size, padded_size, {stream, next_src});
   if (rows.size < rows.padded_size)
     kernels.copy_rows(nullptr, nullptr, dst, rows.dst.each + rows.size, rows.padded_size - rows.size, 0, padded_size,
-                      stream);
+                      {stream});
 }
 
 ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t element_size) {
@@ -60,11 +62,12 @@ ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t e
 
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto transpose = transpose_of(kernels, plan.element_size);
-  const auto& [src, dst, rows, cols] = tile;
-  if (cols.size > 0) transpose(src, rows.src, dst, cols.dst, rows.size, rows.padded_size, cols.size, plan.stream);
+  const auto& [src, dst, rows, cols, next_src] = tile;
+  if (cols.size > 0)
+    transpose(src, rows.src, dst, cols.dst, rows.size, rows.padded_size, cols.size, {plan.stream, next_src});
   if (cols.size < cols.padded_size)
     transpose(nullptr, {}, dst, cols.dst.from(cols.size), 0, rows.padded_size, cols.padded_size - cols.size,
-              plan.stream);
+              {plan.stream});
 }
 
 // The rows of 16 elements between a transpose and an interleave: `group` of them for each line of 64 bytes.
@@ -82,28 +85,28 @@ struct Between {
 };
 
 void run_interleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols] = tile;
+  const auto& [src, dst, rows, cols, next_src] = tile;
   const int64_t lines = cols.padded_size;
   Between between;
   transpose_of(kernels, plan.element_size)(src, rows.src, between.rows, between.offsets(plan.group), rows.size, 16,
-                                           lines * plan.group, false);
+                                           lines * plan.group, {});
   const auto interleave = plan.group == 4 ? kernels.interleave_1 : kernels.interleave_2;
   interleave(between.rows, dst, cols.dst.each, lines, plan.run, plan.stream);
 }
 
 void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols] = tile;
+  const auto& [src, dst, rows, cols, next_src] = tile;
   const int64_t lines = rows.padded_size;
   Between between;
   const auto deinterleave = plan.group == 4 ? kernels.deinterleave_1 : kernels.deinterleave_2;
   deinterleave(src, rows.src.each, between.rows, lines, plan.run);
   transpose_of(kernels, plan.element_size)(between.rows, between.offsets(plan.group), dst, cols.dst, lines * plan.group,
-                                           lines * plan.group, cols.size, plan.stream);
+                                           lines * plan.group, cols.size, {plan.stream});
 }
 
 template <int element_size>
 void run_elements(const Tile& tile) {
-  const auto& [src, dst, rows, cols] = tile;
+  const auto& [src, dst, rows, cols, next_src] = tile;
   for (int64_t r = 0; r < rows.padded_size; r++) {
     char* to = dst + rows.dst.each[r];
     const int64_t size = r < rows.size ? cols.size : 0;
@@ -144,6 +147,7 @@ void choose(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_
   for (const Implementation& implementation : implementations) {
     Plan plan = described;
     if (!implementation.plan(plan)) continue;
+    if (plan.stream) find_chunks(plan);
     planned = {src_md, dst_md, element_size, &implementation, std::move(plan)};
     return;
   }
@@ -217,7 +221,9 @@ class SpanTable {
 class TileLoop {
  public:
   TileLoop(const Plan& plan, const char* src, char* dst, int64_t first)
-      : axes_(plan.axes),
+      : plan_(plan),
+        axes_(plan.axes),
+        tile_of_chunk_(first % plan.chunk_tiles),
         src_(src),
         dst_(dst),
         rows_(plan.axis(Role::Rows)),
@@ -229,13 +235,16 @@ class TileLoop {
   void next() {
     for (size_t a = axes_.size(); a-- > 0;) {
       const int64_t begin = places_[a].begin + axes_[a].step;
-      if (begin < axes_[a].padded) return move(a, begin);
+      if (begin < axes_[a].padded) {
+        tile_of_chunk_ = a < plan_.chunk_loop ? 0 : tile_of_chunk_ + 1;
+        return move(a, begin);
+      }
       if (places_[a].begin > 0) move(a, 0);
     }
   }
 
   Tile tile() const {
-    Tile tile{src_ + (in_padding_ ? 0 : src_offset_), dst_ + dst_offset_, row_span_, col_span_};
+    Tile tile{src_ + (in_padding_ ? 0 : src_offset_), dst_ + dst_offset_, row_span_, col_span_, next_src()};
     if (in_padding_) tile.rows.size = tile.cols.size = 0;
     return tile;
   }
@@ -244,6 +253,14 @@ class TileLoop {
   struct Place {
     int64_t begin = 0, src = 0, dst = 0;
   };
+
+  // The tile's share of the next chunk.
+  const char* next_src() const {
+    if (plan_.chunk == 0 || in_padding_ > 0) return nullptr;
+    int64_t offset = plan_.chunk + tile_of_chunk_ * (plan_.chunk / plan_.chunk_tiles);
+    for (size_t a = 0; a < plan_.chunk_loop; a++) offset += places_[a].src;
+    return src_ + offset;
+  }
 
   void move(size_t a, int64_t begin) {
     const Axis& axis = axes_[a];
@@ -259,7 +276,9 @@ class TileLoop {
     place.dst = dst;
   }
 
+  const Plan& plan_;
   const std::vector<Axis>& axes_;
+  int64_t tile_of_chunk_;
   const char* src_;
   char* dst_;
   int64_t src_offset_ = 0, dst_offset_ = 0;

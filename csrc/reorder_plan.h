@@ -51,6 +51,10 @@ struct Plan {
   bool stream = false;          // dst is written past the caches
   int64_t group = 1, run = 0;   // of an interleave: elements in a group, and groups in a run of them
   std::vector<Axis> axes = {};  // outermost loop first
+  // Where src is read in chunks, pieces of memory that follow each other: the bytes and the tiles of one, which the
+  // loops from `chunk_loop` on make. 0 bytes where it is not.
+  int64_t chunk = 0, chunk_tiles = 1;
+  size_t chunk_loop = 0;
 
   const Axis& axis(Role role) const {
     return *std::find_if(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.role == role; });
@@ -63,6 +67,9 @@ Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t elemen
 
 // Most groups in a tile of plan_interleave and plan_deinterleave.
 constexpr int64_t max_groups = 256;
+
+// Finds the smallest chunks of a plan whose axes have their roles.
+void find_chunks(Plan& plan);
 
 // Each gives the axes their roles and steps; false where its implementation cannot be used.
 bool plan_copy(Plan& plan);

@@ -14,15 +14,22 @@ struct RowOffsets {
   RowOffsets from(int64_t row) const { return {each + row, stride}; }
 };
 
-// All offsets are in bytes. With `stream`, dst is too large for the caches: whole cache lines go past them.
+// How src and dst pass the caches.
+struct Traffic {
+  bool stream = false;             // dst is too large for them: whole cache lines go past them
+  const char* next_src = nullptr;  // what is read some calls later, as many bytes in one piece as by this call: they
+                                   // are fetched in their order, at the pace of its own reads. Null: not known
+};
+
+// All offsets are in bytes.
 struct ReorderKernels {
   // For each row r: size bytes from src + src_rows[r] to dst + dst_rows[r], then zeros up to padded_size bytes.
   using CopyRows = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                        int64_t size, int64_t padded_size, bool stream);
+                        int64_t size, int64_t padded_size, Traffic traffic);
 
   // Element c of the src row r becomes element r of the dst row c. A dst row has zeros from `rows` up to padded_rows.
   using Transpose = void(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
-                         int64_t padded_rows, int64_t cols, bool stream);
+                         int64_t padded_rows, int64_t cols, Traffic traffic);
 
   // Lines of 64 bytes, each of a group of src rows by turns. The rows follow each other: the first ones of `run`
   // groups, then the second ones of the same groups and so on, then the next groups. `lines` is a multiple of `run`.
