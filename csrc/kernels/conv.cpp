@@ -67,7 +67,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
 #pragma GCC unroll 4
           for (int64_t i = 0; i < lanes; i += step) {
             if constexpr (!plain)
-              UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 3);
+              UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 2);
             UNROLL for (int lane = 0; lane < step; lane++, wei += block) {
               Vec w[Blocks];
               UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);

@@ -315,26 +315,30 @@ __attribute__((noinline)) void multiply_row(const WinogradUnpackedProducts& a, c
   Vec acc[size][Tiles];
   UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t] =
       first ? Vec(0.f) : Vec::loadu(dst + x * a.dst_plane + t * block);
-  for (int i = 0; i < lines; i++) __builtin_prefetch(wei + ahead + (y * lines + i) * 16, 0, 2);
   src += y * size * src_plane;
 #pragma GCC unroll 1
-  for (int i = 0; i < block; i++) {
-    Vec g[3], w[size];
-    UNROLL for (int x = 0; x < 3; x++) {
-      const float* const tap = wei + x * block * block + i * block;
-      const auto row = [&](int kh) { return Vec::loadu(tap + kh * 3 * block * block); };
-      if constexpr (y == 0 || y == size - 1) {
-        g[x] = row(y == 0 ? 0 : 2);
-      } else {
-        const Vec column[3] = {row(0), row(1), row(2)};
-        Vec out[size];
-        Matrices<4>::filter(column, out);
-        g[x] = out[y];
+  for (int j = 0; j < block; j += 4) {
+    for (int l = 0; l < lines / 4; l++)
+      __builtin_prefetch(wei + ahead + (y * lines + j / 4 * (lines / 4) + l) * 16, 0, 2);
+#pragma GCC unroll 1
+    for (int i = j; i < j + 4; i++) {
+      Vec g[3], w[size];
+      UNROLL for (int x = 0; x < 3; x++) {
+        const float* const tap = wei + x * block * block + i * block;
+        const auto row = [&](int kh) { return Vec::loadu(tap + kh * 3 * block * block); };
+        if constexpr (y == 0 || y == size - 1) {
+          g[x] = row(y == 0 ? 0 : 2);
+        } else {
+          const Vec column[3] = {row(0), row(1), row(2)};
+          Vec out[size];
+          Matrices<4>::filter(column, out);
+          g[x] = out[y];
+        }
       }
+      Matrices<4>::filter(g, w);
+      UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t] =
+          multiply_add(w[x], Vec(src[x * src_plane + t * block + i]), acc[x][t]);
     }
-    Matrices<4>::filter(g, w);
-    UNROLL for (int x = 0; x < size; x++) UNROLL for (int t = 0; t < Tiles; t++) acc[x][t] =
-        multiply_add(w[x], Vec(src[x * src_plane + t * block + i]), acc[x][t]);
   }
   constexpr auto& scale = Matrices<4>::filter_scale;
   if (last)
