@@ -180,6 +180,7 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
       const float* const next = plan.weights(std::min(plane + last, plan.planes - 1), oc_block + (last ? 0 : b + 2));
       a.wei = plan.weights(plane, oc_block + b);
       a.src = src + plane * plan.src_plane();
+      a.src_prefetch = last && plane + 1 < plan.planes ? plan.src_plane() : 0;
       a.dst = products + plane * plan.dst_plane() + b * a.dst_block;
       for (int64_t chunk = 0, begin, end; chunk < plan.nchunks; chunk++) {
         split(plan.ic_blocks, plan.nchunks, chunk, begin, end);

@@ -4,7 +4,8 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
-#include <vector>
+
+#include "prefetch.h"
 
 namespace torch_blocked {
 namespace py = pybind11;
@@ -12,25 +13,27 @@ namespace {
 
 using Handle = std::unique_ptr<at::Tensor>;  // what an AtenTensorHandle points to
 
-template <class List>
-void add_handles(const List& objects, std::vector<Handle>& handles) {
-  for (const py::handle object : objects) __builtin_prefetch(object.ptr());
-  for (const py::handle object : objects) {
-    if (!THPVariable_Check(object.ptr())) throw py::type_error("Entry: not a tensor");
-    handles.push_back(std::make_unique<at::Tensor>(THPVariable_Unpack(object.ptr())));
-  }
+const at::Tensor& tensor_of(py::handle object) {
+  if (!THPVariable_Check(object.ptr())) throw py::type_error("Entry: not a tensor");
+  return THPVariable_Unpack(object.ptr());
 }
 
 AtenTensorHandle given_away(Handle& handle) { return reinterpret_cast<AtenTensorHandle>(handle.release()); }
 
 }  // namespace
 
-py::list Entry::operator()(const py::tuple& values, const py::list& others) const {
-  if (values.size() + others.size() != inputs_) throw py::type_error("Entry: as many tensors as the graph takes");
+Entry::Entry(uintptr_t address, const py::tuple& values, size_t others, size_t answers)
+    : run_(reinterpret_cast<Run>(address)), others_(others), answers_(answers) {
+  for (const py::handle value : values) values_.push_back(tensor_of(value));
+}
+
+py::list Entry::operator()(const py::list& others) const {
+  if (others.size() != others_) throw py::type_error("Entry: as many tensors as the graph takes");
+  for (const at::Tensor& value : values_) prefetch(value.unsafeGetTensorImpl());
   std::vector<Handle> handles;
-  handles.reserve(inputs_);
-  add_handles(values, handles);
-  add_handles(others, handles);
+  handles.reserve(values_.size() + others_);
+  for (const at::Tensor& value : values_) handles.push_back(std::make_unique<at::Tensor>(value));
+  for (const py::handle other : others) handles.push_back(std::make_unique<at::Tensor>(tensor_of(other)));
   std::vector<AtenTensorHandle> inputs, answers(answers_);
   for (Handle& handle : handles) inputs.push_back(given_away(handle));
   {

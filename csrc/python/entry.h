@@ -1,27 +1,29 @@
 // Calls what Inductor's C++ wrapper compiled as that does, without its lists of capsules.
 #pragma once
+#include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace torch_blocked {
 
-// The function that a compiled graph is.
+// The function that a compiled graph is, and the first of the tensors that it takes.
 class Entry {
  public:
-  // Its address, and how many tensors it takes and returns.
-  Entry(uintptr_t address, size_t inputs, size_t answers)
-      : run_(reinterpret_cast<Run>(address)), inputs_(inputs), answers_(answers) {}
-  // The answers for the inputs `values` and `others`, below autograd. TypeError where one is no tensor, or they are
-  // not as many as it takes.
-  pybind11::list operator()(const pybind11::tuple& values, const pybind11::list& others) const;
+  // Its address, and how many tensors it takes after `values` and returns. TypeError where a value is no tensor.
+  Entry(uintptr_t address, const pybind11::tuple& values, size_t others, size_t answers);
+  // The answers for the values and `others`, below autograd. TypeError where one is no tensor, or they are not as many
+  // as it takes.
+  pybind11::list operator()(const pybind11::list& others) const;
 
  private:
   // Takes the inputs for its own, gives the answers away.
   using Run = void (*)(AtenTensorHandle* inputs, AtenTensorHandle* answers);
   const Run run_;
-  const size_t inputs_, answers_;
+  std::vector<at::Tensor> values_;
+  const size_t others_, answers_;
 };
 
 }  // namespace torch_blocked

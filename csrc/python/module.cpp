@@ -17,7 +17,7 @@ using namespace torch_blocked;
 PYBIND11_MODULE(_python, m) {
   py::class_<Contents>(m, "Contents").def(py::init<const py::list&>());
   py::class_<Entry>(m, "Entry")
-      .def(py::init<uintptr_t, size_t, size_t>())
+      .def(py::init<uintptr_t, const py::tuple&, size_t, size_t>())
       .def("__call__", torch::wrap_pybind_function(&Entry::operator()));
   py::class_<ModuleVersions>(m, "ModuleVersions")
       .def(py::init<const std::vector<py::object>&>())

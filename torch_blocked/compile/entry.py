@@ -16,12 +16,12 @@ from torch_blocked._python import Entry
 _NAME = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"  # inductor_entry_impl(AtenTensorOpaque**, AtenTensorOpaque**)
 
 
-def entry_of(compiled: Callable, values: int, others: Sequence, answers: Sequence) -> Entry | None:
+def entry_of(compiled: Callable, values: tuple, others: Sequence, answers: Sequence) -> Entry | None:
     """The function behind a graph that Inductor compiled; None where more is to be done, or it is none in C++.
 
     Args:
         compiled: the graph.
-        values: how many tensors are its first inputs.
+        values: the tensors that are its first inputs at every call.
         others, answers: its other inputs, and what it returned.
     """
     call = getattr(compiled, "current_callable", None)
@@ -34,4 +34,4 @@ def entry_of(compiled: Callable, values: int, others: Sequence, answers: Sequenc
         function = getattr(ctypes.CDLL(file), _NAME)
     except (OSError, AttributeError):  # the file is there no more, or names it otherwise
         return None
-    return Entry(ctypes.cast(function, ctypes.c_void_p).value, values + len(others), len(answers))
+    return Entry(ctypes.cast(function, ctypes.c_void_p).value, values, len(others), len(answers))

@@ -108,7 +108,7 @@ class Known(NamedTuple):
         parameters: what was in them.
         graph, number: the compiled graph, and what it has computed from the parameters.
         others: its other inputs: positions among the arguments, or parameters that it takes as they are.
-        entry: the graph's function in C++, if it has one.
+        entry: the graph's function in C++, with what it has computed from the parameters, if it has one.
     """
 
     parameters: Contents
@@ -122,7 +122,7 @@ class Known(NamedTuple):
         others = [args[other] if type(other) is int else other() for other in self.others]
         if self.entry is None or profiler._is_profiler_enabled:  # a profiler sees the graph by its name
             return self.graph.compiled([*values, *others])
-        return self.entry(values, others)
+        return self.entry(others)
 
 
 class ModelCall:
@@ -163,6 +163,8 @@ class ModelCall:
             return self._compiled(*args)
         parameters, rest = iter(self._parameters(model)), enumerate(args)
         given = [next(parameters) if at in self._held else argument for at, argument in rest]
+        if seen is not None:
+            seen.known = None  # of the parameters as they were: it keeps what was computed from them
         # Of a model that changes from call to call nothing is known for long.
         if seen is None or seen.asked > 1 or not self._plain:
             return self._compiled(*given)
@@ -193,7 +195,8 @@ class ModelCall:
             if other is None:
                 return None
             others.append(other)
-        entry = entry_of(graph.compiled.graph, graph.computed, [inputs[i] for i in graph.kept], answers)
+        values, kept = graph.values(number), [inputs[i] for i in graph.kept]
+        entry = entry_of(graph.compiled.graph, values, kept, answers) if values is not None else None
         return Known(contents, graph, number, others, entry)
 
 
