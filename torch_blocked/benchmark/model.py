@@ -60,19 +60,24 @@ class Case(NamedTuple):
     size: tuple[int, ...]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench model`."""
+def add_case_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say which cases there are."""
     known = ", ".join(MODELS)
     help_of_model = f"{known}, or package.module:factory, which gives a torch.nn.Module (default: the names)"
     parser.add_argument("--model", nargs="+", default=list(MODELS), metavar="NAME", help=help_of_model)
     parser.add_argument("--batch", nargs="+", type=positive, default=[1, 16], metavar="N", help="(default 1 16)")
+    help_of_input = "channels, height and width of an image (default 3x224x224)"
+    parser.add_argument("--input", type=image_size, default=(3, 224, 224), metavar="CxHxW", help=help_of_input)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench model`."""
+    add_case_arguments(parser)
     usual = [name for name, contestant in CONTESTANTS.items() if contestant.usual]
     help_of_contestants = f"what is timed: {', '.join(CONTESTANTS)} (default: all but the last)"
     parser.add_argument(
         "--contestants", nargs="+", choices=CONTESTANTS, default=usual, metavar="NAME", help=help_of_contestants
     )
-    help_of_input = "channels, height and width of an image (default 3x224x224)"
-    parser.add_argument("--input", type=image_size, default=(3, 224, 224), metavar="CxHxW", help=help_of_input)
     parser.add_argument("--plot", type=output_file, metavar="FILE", help="draw the ratios as bars (needs matplotlib)")
     add_options(parser)
 
@@ -85,11 +90,16 @@ def image_size(text: str) -> tuple[int, ...]:
     return size
 
 
+def cases_of(args: argparse.Namespace) -> list[Case]:
+    """Each model with each batch."""
+    return [Case(name, factory(name), n, args.input) for name, n in product(args.model, args.batch)]
+
+
 def run(args: argparse.Namespace) -> None:
     """Measures each model and batch; "/best" is the best peer's median over the contestant's: above 1, it is faster."""
     if args.plot:
         load_pyplot()
-    cases = [Case(name, factory(name), n, args.input) for name, n in product(args.model, args.batch)]
+    cases = cases_of(args)
     contestants, text = [name for name in args.contestants if CONTESTANTS[name].installed()], missing(args.contestants)
     if not contestants:
         raise UsageError(text)

@@ -1,0 +1,111 @@
+"""`bench memory`: the peak memory of plain, eager models and of the same ones blocked and compiled.
+
+Each is measured in a process of its own, by this file run as a program: what one model frees, another would occupy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from functools import partial
+
+import torch
+from torch import nn
+
+import torch_blocked as tb
+from torch_blocked.benchmark import machine
+from torch_blocked.benchmark.model import (
+    Case,
+    add_case_arguments,
+    cases_of,
+    image_size,
+    made,
+    settled_memory,
+)
+from torch_blocked.benchmark.models import factory
+from torch_blocked.benchmark.report import Column, Row, UsageError, add_options, progress, run_cases
+
+COLUMNS = (
+    Column("name", "model", -16),
+    Column("n", "N", 3),
+    Column("parameters_mb", "parameters", 10, ".1f"),
+    Column("plain_mb", "plain", 8, ".1f"),
+    Column("never_mb", "never", 8, ".1f"),
+    Column("never_vs_plain", "/plain", 7, ".2f"),
+    Column("auto_mb", "auto", 8, ".1f"),
+)
+
+# Key of a row -> the mode of `winograd` that the blocked model is compiled under; None: plain and eager.
+_KINDS = {"plain": None, "never": "never", "auto": "auto"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench memory`."""
+    add_case_arguments(parser)
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measures each model and batch, in 1e6 bytes; what a compiled one needs beside tensors is among them.
+
+    "parameters" are those of the model. "plain" is the most that the process grows by from before the model is made to
+    a later call, "never" and "auto" that of the model blocked and compiled without Winograd's algorithms and with them:
+    what they add is their weights. Compiling itself, of the first call, does not count.
+    """
+    run_cases(cases_of(args), partial(measure, args.threads), COLUMNS, args)
+
+
+def measure(threads: int | None, case: Case, rounds: int) -> Row:
+    """The row of one case, of the peaks of `rounds` calls. UsageError where the model does not take the images."""
+    row: Row = {"name": case.name, "n": case.n}
+    for kind in _KINDS:
+        progress(f"{case.name} N={case.n}: {kind}")
+        size = "x".join(map(str, case.size))
+        command = [sys.executable, "-m", __name__, kind, case.name, str(case.n), size, str(rounds), str(threads or 0)]
+        child = subprocess.run(command, capture_output=True, text=True)
+        if child.returncode != 0:
+            reason = child.stderr.strip().rpartition("\n")[2] or f"exit status {child.returncode}"
+            raise UsageError(f"{case.name}, {kind}: {reason}")
+        row |= json.loads(child.stdout.rpartition("\n")[2])
+    if "plain_mb" in row:
+        row["never_vs_plain"] = row["never_mb"] / row["plain_mb"]
+    return row
+
+
+def peak_of(kind: str, case: Case, calls: int) -> Row:
+    """The row of one kind, measured in this process: "parameters_mb", and "<kind>_mb" where the system tells."""
+    mode = _KINDS[kind]
+    compiled = partial(torch.compile, backend="torch_blocked")
+    with torch.inference_mode():  # the compiler's own modules are there before a model is
+        compiled(nn.Conv2d(3, 3, 3).eval())(torch.randn(1, 3, 9, 9))
+    torch._dynamo.reset()
+    before = settled_memory()
+    model, images = made(case)
+    if mode is not None:
+        model = compiled(model.to(tb.blocked))
+    with torch.inference_mode(), tb.winograd(mode or "auto"):
+        model(images)
+        settled_memory()
+        machine.reset_peak_memory()
+        for _ in range(calls):
+            model(images)
+    peak = machine.peak_memory()
+    row = {"parameters_mb": sum(p.numel() * p.element_size() for p in model.parameters()) / 1e6}
+    return row if before is None or peak is None else row | {f"{kind}_mb": (peak - before) / 1e6}
+
+
+def main(kind: str, name: str, n: str, size: str, calls: str, threads: str) -> None:
+    """Prints the row of one kind as JSON."""
+    if int(threads):
+        torch.set_num_threads(int(threads))
+    try:
+        row = peak_of(kind, Case(name, factory(name), int(n), image_size(size)), int(calls))
+    except UsageError as error:
+        sys.exit(str(error))
+    print(json.dumps(row), end="")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
