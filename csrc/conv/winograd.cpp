@@ -93,6 +93,13 @@ void transform_weights(const Conv& given, const WinogradTransforms& transforms, 
   });
 }
 
+// Bytes. While the transformed weights are read fast, a run's transformed src stays in a core's L2 beside them, one
+// element of it in L1, and all weights are read for every run. Beyond, runs are long, so that the weights are read few
+// times from further away: the src of a run then lies in the last level cache, one of its planes in L2.
+constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20;
+constexpr int64_t most_short_run = 28;   // tiles
+constexpr int64_t most_short_group = 8;  // of an even number of blocks
+
 // How the work is cut up: tiles in runs, every run by one thread (or by each for its share of the output channels).
 struct Plan : Tiles {
   const ConvKernels& gemm;
@@ -110,15 +117,9 @@ struct Plan : Tiles {
     return conv.wei + (plane * oc_blocks + oc_block) * wei_block();
   }
   int64_t src_plane() const { return plane_of(ic_blocks * run_tiles); }
+  bool src_beyond_l2() const { return planes * src_plane() * int64_t(sizeof(float)) > src_budget; }
   int64_t dst_plane() const { return plane_of(group * run_tiles); }
 };
-
-// Bytes. While the transformed weights are read fast, a run's transformed src stays in a core's L2 beside them, one
-// element of it in L1, and all weights are read for every run. Beyond, runs are long, so that the weights are read few
-// times from further away: the src of a run then lies in the last level cache, one of its planes in L2.
-constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20;
-constexpr int64_t most_short_run = 28;   // tiles
-constexpr int64_t most_short_group = 8;  // of an even number of blocks
 
 // Cores with 2 MB of L2 have a slow last level cache behind it, as a mesh is; with less they share a fast one.
 int64_t most_reread_weights() { return (caches().l2 >= 2 << 20 ? 4 : 16) << 20; }
@@ -162,7 +163,8 @@ void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t tiles, 
   }
 }
 
-// products[plane][block][tile] of some output blocks from oc_block on, two at a time.
+// products[plane][block][tile] of some output blocks from oc_block on, two at a time. The last two of a plane fetch the
+// src of the next, where that lies beyond L2.
 void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles, const float* src, float* products) {
   static const int64_t no_offset = 0;
   const Conv& c = plan.conv;
@@ -180,7 +182,7 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
       const float* const next = plan.weights(std::min(plane + last, plan.planes - 1), oc_block + (last ? 0 : b + 2));
       a.wei = plan.weights(plane, oc_block + b);
       a.src = src + plane * plan.src_plane();
-      a.src_prefetch = last && plane + 1 < plan.planes ? plan.src_plane() : 0;
+      a.src_prefetch = last && plane + 1 < plan.planes && plan.src_beyond_l2() ? plan.src_plane() : 0;
       a.dst = products + plane * plan.dst_plane() + b * a.dst_block;
       for (int64_t chunk = 0, begin, end; chunk < plan.nchunks; chunk++) {
         split(plan.ic_blocks, plan.nchunks, chunk, begin, end);
@@ -236,9 +238,8 @@ void run(const Conv& c, const WinogradTransforms& transforms) {
       for (int64_t i = begin; i < end; i++) Run(plan, i).compute(0, plan.oc_blocks);
     });
   // Each range of pairs reads the run's src: from beyond L2 once a thread.
-  const bool beyond = plan.planes * plan.src_plane() * int64_t(sizeof(float)) > src_budget;
   const int64_t pairs = (plan.oc_blocks + 1) / 2, share = pairs / c.nthreads;
-  const int64_t least = std::max<int64_t>(1, beyond ? share : share / 2);
+  const int64_t least = std::max<int64_t>(1, plan.src_beyond_l2() ? share : share / 2);
   for (int64_t i = 0; i < plan.nruns; i++) {
     Ranges ranges(pairs, c.nthreads, least);
     parallel(c.nthreads, [&](int64_t thread, int64_t) {

@@ -66,7 +66,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
             UNROLL for (int i = 0; i < block; i += step) __builtin_prefetch(src + ahead + i * block, 0, 3);
 #pragma GCC unroll 4
           for (int64_t i = 0; i < lanes; i += step) {
-            if constexpr (!plain)
+            if constexpr (!plain)  // into L2: more lines can be on their way there from memory than to L1
               UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 2);
             UNROLL for (int lane = 0; lane < step; lane++, wei += block) {
               Vec w[Blocks];

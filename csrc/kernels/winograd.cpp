@@ -305,11 +305,12 @@ void multiply_halves(const WinogradProducts& a) {
 }
 
 // Row y of the elements of transformed tiles, of one block of input channels: adds to dst, but where it is the first,
-// and scales the sums at the last. Of the weights' block `ahead` floats on, a sixth is fetched.
+// and scales the sums at the last. Of the weights' block `ahead` floats on, a sixth is fetched: a few lines before
+// every few lanes, as memory gives them, and by loops inside the sums', which keep GCC from holding those in memory.
 template <int y, int Tiles>
 __attribute__((noinline)) void multiply_row(const WinogradUnpackedProducts& a, const float* src, const float* wei,
                                             int64_t ahead, bool first, bool last) {
-  constexpr int size = 6, lines = 9 * block * block / 16 / size;
+  constexpr int size = 6, lines = 9 * block * block / 16 / size, some = 4;
   float* const dst = a.dst + y * size * a.dst_plane;
   const int64_t src_plane = a.src_plane;
   Vec acc[size][Tiles];
@@ -317,11 +318,11 @@ __attribute__((noinline)) void multiply_row(const WinogradUnpackedProducts& a, c
       first ? Vec(0.f) : Vec::loadu(dst + x * a.dst_plane + t * block);
   src += y * size * src_plane;
 #pragma GCC unroll 1
-  for (int j = 0; j < block; j += 4) {
-    for (int l = 0; l < lines / 4; l++)
-      __builtin_prefetch(wei + ahead + (y * lines + j / 4 * (lines / 4) + l) * 16, 0, 2);
+  for (int begin = 0; begin < block; begin += some) {
+    for (int line = lines * begin / block; line < lines * (begin + some) / block; line++)
+      __builtin_prefetch(wei + ahead + (y * lines + line) * 16, 0, 2);
 #pragma GCC unroll 1
-    for (int i = j; i < j + 4; i++) {
+    for (int i = begin; i < begin + some; i++) {
       Vec g[3], w[size];
       UNROLL for (int x = 0; x < 3; x++) {
         const float* const tap = wei + x * block * block + i * block;
