@@ -54,16 +54,13 @@ class Hoisted:
 
     Attributes:
         static, kept: the positions among all inputs of those that the prologue takes, and that `compiled` takes.
-        computed: how many results the prologue has.
-        compiled: the rest of the graph; it takes these results first.
+        compiled: the rest of the graph; it takes the prologue's results first.
     """
 
     _boxed_call = True
 
-    def __init__(
-        self, prologue: Callable, static: Sequence[int], kept: Sequence[int], computed: int, compiled: Callable
-    ) -> None:
-        self.static, self.kept, self.computed = static, kept, computed
+    def __init__(self, prologue: Callable, static: Sequence[int], kept: Sequence[int], compiled: Callable) -> None:
+        self.static, self.kept = static, kept
         self.compiled, self._prologue = compiled, prologue
         self._watch = Watch()
         # By the watch's number: models of one class, and repeated layers compiled by themselves, share this graph.

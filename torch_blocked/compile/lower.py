@@ -118,7 +118,7 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
     static = [len(values) + new for new, old in enumerate(kept) if old in how["static_input_idxs"]]
     how["static_input_idxs"] = [*range(len(values)), *static]
     inputs = [*(v.meta["val"] for v in values), *(example_inputs[i] for i in kept)]
-    return Hoisted(prologue, used, kept, len(values), BelowAutograd(keep(graph, _inductor(gm, inputs, **how))))
+    return Hoisted(prologue, used, kept, BelowAutograd(keep(graph, _inductor(gm, inputs, **how))))
 
 
 def _inductor(gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
