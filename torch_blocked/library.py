@@ -93,6 +93,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from pathlib import Path
 
 import torch
@@ -159,8 +160,11 @@ def kernel_blocks() -> tuple[int, ...]:
 
 @functools.cache
 def fingerprint() -> str:
-    """The name of this build by its content: graphs that torch.compile keeps on disk must not serve another."""
-    digest = hashlib.sha256()
+    """The name of this build by its content: graphs that torch.compile keeps on disk must not serve another.
+
+    Nor another ISA tier: Inductor generates code for the one that ``ATEN_CPU_CAPABILITY`` names, but its key does not.
+    """
+    digest = hashlib.sha256(os.environ.get("ATEN_CPU_CAPABILITY", "").encode())
     for path in sorted([*PATH.parent.rglob("*.py"), PATH]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
