@@ -16,14 +16,7 @@ from torch import nn
 
 import torch_blocked as tb
 from torch_blocked.benchmark import machine
-from torch_blocked.benchmark.model import (
-    Case,
-    add_case_arguments,
-    cases_of,
-    image_size,
-    made,
-    settled_memory,
-)
+from torch_blocked.benchmark.model import Case, add_case_arguments, cases_of, image_size, made, settled_memory
 from torch_blocked.benchmark.models import factory
 from torch_blocked.benchmark.report import Column, Row, UsageError, add_options, progress, run_cases
 
