@@ -59,12 +59,13 @@ struct Tile {
     UNROLL for (int c = 0; c < Cols; c++) store_vector(acc[c], dst + c * dst_pixel, stream);
   }
 
-  // Rows of one block are too short for the hardware's own prefetch. One row only, also where each dst row reads two
-  // new ones: both in one go are slower.
+  // Rows of one block are too short for the hardware's own prefetch. All the rows that a dst row reads anew, into L2:
+  // with those in use they may be more than L1 holds.
   [[gnu::always_inline]] static void prefetch(const DepthwiseArgs& a, int64_t src_offset) {
-    const float* const ahead = a.src + (src_offset + a.maps[0].src + a.ahead);
+    const float* ahead = a.src + (src_offset + a.maps[0].src + a.ahead);
+    for (int64_t row = 0; row < a.ahead_rows; row++, ahead += a.ahead_row)
 #pragma GCC unroll 64
-    for (int i = 0; i < Cols * Stride; i++) __builtin_prefetch(ahead + i * block, 0, 3);
+      for (int i = 0; i < Cols * Stride; i++) __builtin_prefetch(ahead + i * block, 0, 2);
   }
 };
 
