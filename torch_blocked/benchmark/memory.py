@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,13 +26,26 @@ COLUMNS = (
     Column("n", "N", 3),
     Column("parameters_mb", "parameters", 10, ".1f"),
     Column("plain_mb", "plain", 8, ".1f"),
+    Column("inductor_mb", "Inductor", 9, ".1f"),
     Column("never_mb", "never", 8, ".1f"),
     Column("never_vs_plain", "/plain", 7, ".2f"),
     Column("auto_mb", "auto", 8, ".1f"),
 )
 
-# Key of a row -> the mode of `winograd` that the blocked model is compiled under; None: plain and eager.
-_KINDS = {"plain": None, "never": "never", "auto": "auto"}
+
+class Kind(NamedTuple):
+    """The backend that the model is compiled with, if any, and `winograd`'s mode, for a blocked model."""
+
+    backend: str | None = None
+    winograd: str | None = None
+
+
+_KINDS = {
+    "plain": Kind(),
+    "inductor": Kind("inductor"),
+    "never": Kind("torch_blocked", "never"),
+    "auto": Kind("torch_blocked", "auto"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +58,9 @@ def run(args: argparse.Namespace) -> None:
     """Measures each model and batch, in 1e6 bytes; what a compiled one needs beside tensors is among them.
 
     "parameters" are those of the model. "plain" is the most that the process grows by from before the model is made to
-    a later call, "never" and "auto" that of the model blocked and compiled without Winograd's algorithms and with them:
-    what they add is their weights. Compiling itself, of the first call, does not count.
+    a later call; "inductor" the same, compiled by torch.compile's own backend, which shows what compiled models keep
+    beside tensors; "never" and "auto" that of the model blocked and compiled without Winograd's algorithms and with
+    them: what they add is their weights. Compiling itself, of the first call, does not count.
     """
     run_cases(cases_of(args), partial(measure, args.threads), COLUMNS, args)
 
@@ -69,15 +84,16 @@ def measure(threads: int | None, case: Case, rounds: int) -> Row:
 
 def peak_of(kind: str, case: Case, calls: int) -> Row:
     """The row of one kind, measured in this process: "parameters_mb", and "<kind>_mb" where the system tells."""
-    mode = _KINDS[kind]
-    compiled = partial(torch.compile, backend="torch_blocked")
+    backend, mode = _KINDS[kind]
     with torch.inference_mode():  # the compiler's own modules are there before a model is
-        compiled(nn.Conv2d(3, 3, 3).eval())(torch.randn(1, 3, 9, 9))
+        torch.compile(nn.Conv2d(3, 3, 3).eval(), backend=backend or "torch_blocked")(torch.randn(1, 3, 9, 9))
     torch._dynamo.reset()
     before = settled_memory()
     model, images = made(case)
     if mode is not None:
-        model = compiled(model.to(tb.blocked))
+        model = model.to(tb.blocked)
+    if backend is not None:
+        model = torch.compile(model, backend=backend)
     with torch.inference_mode(), tb.winograd(mode or "auto"):
         model(images)
         settled_memory()
