@@ -163,9 +163,10 @@ DepthwiseArgs arguments(const Plan& plan) {
   a.src_row = c.stride_h * c.src_md.strides[2];
   a.iw = c.iw;
   a.zeros = zeros;
-  a.ahead_rows = c.stride_h;
+  const int64_t filter_rows = (c.kh - 1) * c.dilation_h + 1;
+  a.ahead_rows = std::min(c.stride_h, filter_rows);  // those that the dst row before it has not read
   a.ahead_row = c.src_md.strides[2];
-  a.ahead = ((c.kh - 1) * c.dilation_h + fetched_ahead * c.stride_h) * a.ahead_row;
+  a.ahead = (fetched_ahead * c.stride_h + filter_rows - a.ahead_rows) * a.ahead_row;
   a.wei_kw = c.wei_md.strides[3];
   a.dst_step = c.dst_step();
   a.dst_row = c.dst_row();
