@@ -23,7 +23,7 @@ def test_memory(bench, children_import_tests):
     assert (row["name"], row["n"]) == ("test_benchmark:tiny", 2)
     assert row["parameters_mb"] == pytest.approx(4 * (3 * 17 * 9 + 17 + 2 * 17 + 17 * 5 + 5) / 1e6)
     assert row["never_vs_plain"] == row["never_mb"] / row["plain_mb"]
-    assert min(row["inductor_mb"], row["auto_mb"]) > 0
+    assert row["inductor_mb"] is not None and row["auto_mb"] is not None
     assert "/plain" in text
 
 
