@@ -36,16 +36,14 @@ struct Results {
 // `count` floats of the pool's memory, 64-byte aligned. Throws std::bad_alloc.
 class PooledBuffer {
  public:
-  explicit PooledBuffer(int64_t count)
-      : bytes_(size_t(count) * sizeof(float)), data_(static_cast<float*>(Pool::instance().allocate(bytes_))) {}
-  ~PooledBuffer() { Pool::instance().release(data_, bytes_); }
+  explicit PooledBuffer(int64_t count) : block_(Pool::instance().allocate(size_t(count) * sizeof(float))) {}
+  ~PooledBuffer() { Pool::instance().release(block_); }
   PooledBuffer(const PooledBuffer&) = delete;
   PooledBuffer& operator=(const PooledBuffer&) = delete;
-  float* data() const { return data_; }
+  float* data() const { return static_cast<float*>(block_.data); }
 
  private:
-  const size_t bytes_;
-  float* const data_;
+  const Pool::Block block_;
 };
 
 }  // namespace torch_blocked

@@ -1,7 +1,8 @@
 // A bounded cache of freed memory blocks for the operators' outputs.
 //
 // The C library gives large blocks back to the system when they are freed, and every page of the next one faults on
-// first touch: at 50 MB that costs more than the convolution that fills it.
+// first touch: at 50 MB that costs more than the convolution that fills it. Few sizes are asked for twice within one
+// network, so that a block also serves what is somewhat smaller.
 #pragma once
 #include <cstddef>
 #include <list>
@@ -14,11 +15,13 @@ class Pool {
   Pool();
   static Pool& instance();
 
-  // `bytes` rounded up to what is kept together; every block of that capacity serves every request of it.
-  static size_t capacity_of(size_t bytes);
-  // A block of capacity_of(bytes), 64-byte aligned. Throws std::bad_alloc, after giving back all that is cached.
-  void* allocate(size_t bytes);
-  void release(void* data, size_t bytes);
+  struct Block {
+    void* data;  // 64-byte aligned
+    size_t capacity;
+  };
+  // Of at least `bytes`, from the cache or new. Throws std::bad_alloc, after giving back all that is cached.
+  Block allocate(size_t bytes);
+  void release(Block block);
   // Gives every cached block back to the system.
   void empty();
   size_t cached_bytes();
@@ -26,10 +29,7 @@ class Pool {
   size_t set_limit(size_t bytes);
 
  private:
-  struct Block {
-    void* data;
-    size_t capacity;
-  };
+  std::list<Block>::iterator best_fit(size_t capacity);
   void free_oldest(size_t keep_bytes);
 
   std::mutex mutex_;

@@ -246,6 +246,28 @@ def test_pool_reuses_and_gives_back():
     assert library.cached_bytes() == 0
 
 
+@pytest.mark.parametrize("channels, reused", [(128, True), (80, True), (64, True), (48, False), (144, False)])
+def test_pool_serves_somewhat_smaller_outputs(channels, reused):
+    """A block of 128 channels serves down to half of them: never what needs more, nor what would waste most of it."""
+    tb.empty_cache()
+    y = torch.randn(1, 128, 56, 56).to(tb.nChw16c)
+    address = y.physical.data_ptr()
+    x = torch.randn(1, channels, 56, 56)
+    del y
+    z = x.to(tb.nChw16c)
+    assert (z.physical.data_ptr() == address) == reused
+    assert (library.cached_bytes() == 0) == reused
+    assert torch.equal(z.to(tb.nchw), x)
+
+
+def test_pool_takes_the_best_fit():
+    tb.empty_cache()
+    freed = [torch.randn(1, channels, 56, 56).to(tb.nChw16c) for channels in (128, 112, 96)]
+    address = freed[1].physical.data_ptr()
+    freed.clear()
+    assert torch.randn(1, 100, 56, 56).to(tb.nChw16c).physical.data_ptr() == address
+
+
 def test_pool_is_bounded():
     tb.empty_cache()
     before = library.set_cache_limit(1 << 26)

@@ -29,30 +29,31 @@ std::atomic<int64_t> guards_damaged{0};
 
 struct PoolAllocator final : c10::Allocator {
   struct Context {
-    unsigned char* block;
+    Pool::Block block;
     size_t bytes, guard;
+    unsigned char* data() const { return static_cast<unsigned char*>(block.data); }
   };
   static void release(void* context) {
     Context* const c = static_cast<Context*>(context);
     const auto damaged = [&](size_t at) {
-      return std::any_of(c->block + at, c->block + at + c->guard, [](unsigned char byte) { return byte != poison; });
+      return std::any_of(c->data() + at, c->data() + at + c->guard, [](unsigned char byte) { return byte != poison; });
     };
     if (c->guard && (damaged(0) || damaged(c->bytes - c->guard))) guards_damaged++;
-    Pool::instance().release(c->block, c->bytes);
+    Pool::instance().release(c->block);
     delete c;
   }
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
     const size_t guard = guards_on ? guard_bytes : 0;
-    Context c{nullptr, bytes + 2 * guard, guard};
+    Context c{{}, bytes + 2 * guard, guard};
     try {
-      c.block = static_cast<unsigned char*>(Pool::instance().allocate(c.bytes));
+      c.block = Pool::instance().allocate(c.bytes);
     } catch (const std::bad_alloc&) {
       TORCH_CHECK_WITH(OutOfMemoryError, false, "torch_blocked: can't allocate memory: you tried to allocate ", bytes,
                        " bytes; use a smaller batch");
     }
-    if (guard) std::memset(c.block, poison, c.bytes);
-    return {c.block + guard, new Context(c), &release, c10::Device(c10::kCPU)};
+    if (guard) std::memset(c.data(), poison, c.bytes);
+    return {c.data() + guard, new Context(c), &release, c10::Device(c10::kCPU)};
   }
   void copy_data(void* dst, const void* src, size_t bytes) const override { default_copy_data(dst, src, bytes); }
 };
