@@ -30,19 +30,20 @@ SHAPES = [
     (1, 3, 2, 2, 3, 130, (5, 4)),
 ]
 MODES = ["f2", "f4"]
+STRIDES = [1, 2]
 
 
 def blocked(x):
     return x.to(activation_format(4, library.isa_block()))
 
 
-def conv(x, w, b, padding, groups, mode, **post_ops):
+def conv(x, w, b, padding, groups, mode, stride=1, **post_ops):
     """The operator on blocked x and w."""
     block = library.isa_block()
     with tb.winograd(mode):
         return run(
-            x, w, b, ((1, 1), padding, (1, 1), groups), activation_format(4, block), weight_format(w.shape, block),
-            block, **post_ops,
+            x, w, b, ((stride, stride), padding, (1, 1), groups), activation_format(4, block),
+            weight_format(w.shape, block), block, **post_ops,
         )  # fmt: skip
 
 
@@ -51,25 +52,28 @@ def check(y, expected):
     assert (y.to_dense() - expected).abs().max() < 6e-5 * expected.pow(2).mean().sqrt()
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_convolution(isa, guarded, mode, shape):
+def test_convolution(isa, guarded, mode, shape, stride):
     n, groups, ic, oc, ih, iw, padding = shape
     x, w, b = torch.randn(n, groups * ic, ih, iw), torch.randn(groups * oc, ic, 3, 3), torch.randn(groups * oc)
     with tb.winograd(mode):
         wei = w.to(weight_format(w.shape, library.isa_block()))
-        assert tb.algorithm(blocked(x), wei, padding=padding, groups=groups).name == f"winograd_{mode}"
-    y = conv(x, w, b, padding, groups, mode)
-    check(y, F.conv2d(x.double(), w.double(), b.double(), padding=padding, groups=groups))
+        taken = tb.algorithm(blocked(x), wei, padding=padding, stride=stride, groups=groups).name
+        assert taken == f"winograd_{mode}"
+    y = conv(x, w, b, padding, groups, mode, stride)
+    check(y, F.conv2d(x.double(), w.double(), b.double(), padding=padding, stride=stride, groups=groups))
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("channels", [2, 4, 8, 16, 32])
-def test_each_number_of_tiles(isa, guarded, channels):
+def test_each_number_of_tiles(isa, guarded, channels, stride):
     """As many tiles as a call of each kernel takes, and as several calls share."""
     x, w = torch.randn(33, 2 * channels, 4, 4), torch.randn(2 * channels, channels, 3, 3)
-    expected = F.conv2d(x.double(), w.double(), padding=1, groups=2)
+    expected = F.conv2d(x.double(), w.double(), padding=1, stride=stride, groups=2)
     for n in range(1, 34):
-        check(conv(x[:n], w, None, (1, 1), 2, "f4"), expected[:n])
+        check(conv(x[:n], w, None, (1, 1), 2, "f4", stride), expected[:n])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -94,31 +98,32 @@ def test_three_dims(isa, mode, channels):
     check(y, F.conv3d(x.double(), w.double(), padding=(1, 1, 1), groups=64 // channels))
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("channels", [4, 8, 16, 48])
-def test_the_same_bits_for_any_batch_and_number_of_threads(isa, mode, channels):
+def test_the_same_bits_for_any_batch_and_number_of_threads(isa, mode, channels, stride):
     x, w = torch.randn(5, 3 * channels, 13, 11), torch.randn(3 * channels, channels, 3, 3)
-    whole = conv(x, w, None, (1, 1), 3, mode).to_dense()
+    whole = conv(x, w, None, (1, 1), 3, mode, stride).to_dense()
     for image in (0, 4):
-        assert torch.equal(conv(x[image : image + 1], w, None, (1, 1), 3, mode).to_dense()[0], whole[image])
+        assert torch.equal(conv(x[image : image + 1], w, None, (1, 1), 3, mode, stride).to_dense()[0], whole[image])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert torch.equal(conv(x, w, None, (1, 1), 3, mode).to_dense(), whole)
+        assert torch.equal(conv(x, w, None, (1, 1), 3, mode, stride).to_dense(), whole)
     finally:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("channels", [2, 4, 8, 16])
-def test_groups_are_apart(isa, channels):
+def test_groups_are_apart(isa, channels, stride):
     """What one group holds does not reach the others, NaN neither."""
     x, w = torch.randn(1, 3 * channels, 9, 9), torch.randn(3 * channels, channels, 3, 3)
     x[:, :channels] = torch.nan
-    y = conv(x, w, None, (1, 1), 3, "f4").to_dense()
+    y = conv(x, w, None, (1, 1), 3, "f4", stride).to_dense()
     assert y[:, :channels].isnan().all()
-    torch.testing.assert_close(
-        y[:, channels:], F.conv2d(x[:, channels:], w[channels:], padding=1, groups=2), rtol=1e-4, atol=1e-3
-    )
+    others = F.conv2d(x[:, channels:], w[channels:], padding=1, stride=stride, groups=2)
+    torch.testing.assert_close(y[:, channels:], others, rtol=1e-4, atol=1e-3)
 
 
 def test_one_weight_with_groups_and_without(isa):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -31,6 +32,7 @@ SHAPES = [
     (12, 512, 256, 8, 8, (1, 1)),  # long runs, tiles shared by them
 ]
 MODES = ["f2", "f4"]
+STRIDES = [1, 2]
 UNIT = ((1, 1), (1, 1), (1, 1), 1)  # stride, padding, dilation, groups
 
 
@@ -40,13 +42,13 @@ def winograd_mode():
         yield
 
 
-def conv(x, w, b, padding, mode="never", max_bytes=None, **post_ops):
+def conv(x, w, b, padding, mode="never", max_bytes=None, stride=1, **post_ops):
     """The operator on blocked x and w."""
     block = library.isa_block()
     with tb.winograd(mode, max_bytes):
         return run(
-            x, w, b, ((1, 1), padding, (1, 1), 1), activation_format(4, block), weight_format(w.shape, block), block,
-            **post_ops,
+            x, w, b, ((stride, stride), padding, (1, 1), 1), activation_format(4, block),
+            weight_format(w.shape, block), block, **post_ops,
         )  # fmt: skip
 
 
@@ -59,13 +61,15 @@ def blocked(x):
     return x.to(activation_format(4, library.isa_block()))
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_convolution(isa, caches, guarded, mode, shape):
+def test_convolution(isa, caches, guarded, mode, shape, stride):
     n, ic, oc, ih, iw, padding = shape
     x, w, b = torch.randn(n, ic, ih, iw), torch.randn(oc, ic, 3, 3), torch.randn(oc)
-    y = conv(x, w, b, padding, mode)
-    expected = F.conv2d(x.double(), w.double(), b.double(), padding=padding)
+    assert algorithm(x, w, padding=padding, stride=stride, mode=mode).name.startswith(f"winograd_{mode}")
+    y = conv(x, w, b, padding, mode, stride=stride)
+    expected = F.conv2d(x.double(), w.double(), b.double(), padding=padding, stride=stride)
     assert y.shape == expected.shape and padding_is_zero(y)
     assert rms_error(y, expected) < 6e-5
 
@@ -75,38 +79,46 @@ def test_caches_have_a_size():
         library.set_caches(-1, 0)
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("activation", ["none", "relu", "relu6"])
-def test_post_ops(isa, guarded, mode, activation):
-    x, w, b = torch.randn(2, 20, 9, 8), torch.randn(37, 20, 3, 3), torch.randn(37)
+def test_post_ops(isa, guarded, mode, activation, stride):
+    x, w, b = torch.randn(2, 20, 9 * stride, 8 * stride), torch.randn(37, 20, 3, 3), torch.randn(37)
     scale, shift, residual = torch.randn(37), torch.randn(37), 3 * torch.randn(2, 37, 9, 8)
-    y = F.conv2d(x.double(), w.double(), b.double(), padding=1) * scale.view(-1, 1, 1) + shift.view(-1, 1, 1) + residual
+    y = F.conv2d(x.double(), w.double(), b.double(), padding=1, stride=stride)
+    y = y * scale.view(-1, 1, 1) + shift.view(-1, 1, 1) + residual
     expected = {"none": lambda t: t, "relu": F.relu, "relu6": F.relu6}[activation](y)
     post_ops = {"scale": scale, "shift": shift, "residual": blocked(residual).physical, "activation": activation}
-    got = conv(x, w, b, (1, 1), mode, **post_ops)
+    got = conv(x, w, b, (1, 1), mode, stride=stride, **post_ops)
     assert padding_is_zero(got)
     assert (got.to_dense() - expected).abs().max() < 6e-5 * y.pow(2).mean().sqrt()
 
 
-@pytest.mark.parametrize("mode, most", [("never", 3e-6), ("f2", 5e-6), ("f4", 2.5e-5)])
-def test_error(isa, caches, mode, most):
+@pytest.mark.parametrize(
+    "mode, stride, most",
+    [("never", 1, 3e-6), ("f2", 1, 5e-6), ("f4", 1, 2.5e-5), ("never", 2, 3e-6), ("f2", 2, 5e-6), ("f4", 2, 6e-6)],
+)
+def test_error(isa, caches, mode, stride, most):
     x, w = torch.randn(2, 512, 10, 10), torch.randn(512, 512, 3, 3)
     for images in (x, x[:1, :, :8, :8]):  # many tiles, few
-        error = rms_error(conv(images, w, None, (1, 1), mode), F.conv2d(images.double(), w.double(), padding=1))
+        expected = F.conv2d(images.double(), w.double(), padding=1, stride=stride)
+        error = rms_error(conv(images, w, None, (1, 1), mode, stride=stride), expected)
         assert error < most, f"{error:.1e}"
 
 
+@pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("mode", ["never", *MODES])
 @pytest.mark.parametrize("channels", [48, 512])
-def test_the_same_bits_for_any_batch_and_number_of_threads(isa, caches, mode, channels):
+def test_the_same_bits_for_any_batch_and_number_of_threads(isa, caches, mode, channels, stride):
     x, w = torch.randn(5, channels, 13, 11), torch.randn(256, channels, 3, 3)
-    whole = conv(x, w, None, (1, 1), mode).to_dense()
+    whole = conv(x, w, None, (1, 1), mode, stride=stride).to_dense()
     for image in (0, 4):
-        assert torch.equal(conv(x[image : image + 1], w, None, (1, 1), mode).to_dense()[0], whole[image])
+        alone = conv(x[image : image + 1], w, None, (1, 1), mode, stride=stride).to_dense()
+        assert torch.equal(alone[0], whole[image])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert torch.equal(conv(x, w, None, (1, 1), mode).to_dense(), whole)
+        assert torch.equal(conv(x, w, None, (1, 1), mode, stride=stride).to_dense(), whole)
     finally:
         torch.set_num_threads(threads)
 
@@ -152,6 +164,19 @@ def test_few_tiles(isa, guarded, shape, tiles):
     assert error < 6e-5 * expected.pow(2).mean().sqrt()
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("stride", [(1, 2, 2), (2, 2, 2), (2, 1, 1)], ids=str)
+def test_strides_in_three_dims(isa, guarded, mode, stride):
+    x, w = torch.randn(2, 20, 5, 9, 12), torch.randn(33, 20, 3, 3, 3)
+    fmt, wei_format = activation_format(5, library.isa_block()), weight_format(w.shape, library.isa_block())
+    with tb.winograd(mode):
+        wei = w.to(wei_format)
+        assert tb.algorithm(x.to(fmt), wei, stride=stride, padding=1).name == f"winograd_{mode}"
+        y = F.conv3d(x.to(fmt), wei, stride=stride, padding=1)
+    assert padding_is_zero(y)
+    assert rms_error(y, F.conv3d(x.double(), w.double(), stride=stride, padding=1)) < 6e-5
+
+
 def test_few_tiles_in_three_dims(isa, guarded):
     x, w = torch.randn(1, 20, 3, 4, 4), torch.randn(33, 20, 3, 3, 3)
     fmt, wei_format = activation_format(5, library.isa_block()), weight_format(w.shape, library.isa_block())
@@ -195,11 +220,14 @@ def test_from_several_threads():
 
 # ---- the choice
 
+SMALL_IMAGE = {"avx512": "winograd_f4_unpacked", "avx2": "winograd_f2", "default": "winograd_f4"}
 
-def algorithm(x, w, **window):
+
+def algorithm(x, w, mode=None, **window):
     """What the convolution of blocked x and w would run, and why."""
     src, wei = blocked(x), w.to(weight_format(w.shape, library.isa_block()))
-    return tb.algorithm(src, wei, **window)
+    with tb.winograd(mode) if mode else contextlib.nullcontext():
+        return tb.algorithm(src, wei, **window)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +235,12 @@ def algorithm(x, w, **window):
     [
         ((1, 64, 56, 56, 64, 3), {"padding": 1}, "winograd_f4"),
         ((16, 512, 14, 14, 512, 3), {"padding": 1}, "winograd_f4"),
-        ((1, 512, 7, 7, 512, 3), {"padding": 1}, {"avx512": "winograd_f4_unpacked"}.get(tb.isa(), "winograd_f2")),
-        ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": 2}, "direct"),
+        ((1, 512, 7, 7, 512, 3), {"padding": 1}, SMALL_IMAGE[tb.isa()]),
+        ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": 2}, "winograd_f4"),
+        ((1, 256, 28, 28, 256, 3), {"padding": 1, "stride": 2}, "winograd_f2"),
+        ((1, 64, 2, 2, 128, 3), {"padding": 1, "stride": 2}, "direct"),
+        ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": (2, 1)}, "direct"),
+        ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": 3}, "direct"),
         ((1, 64, 56, 56, 64, 3), {"padding": 2, "dilation": 2}, "direct"),
         ((1, 64, 56, 56, 64, 1), {}, "direct"),
         ((1, 64, 8, 8, 64, 5), {}, "direct"),

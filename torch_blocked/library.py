@@ -210,20 +210,21 @@ _WINOGRAD_MODES = ("auto", "never", "always", "f2", "f4")
 class winograd:  # noqa: N801
     """Sets when convolutions use Winograd's algorithms; also a context manager that restores it.
 
-    They are those of 3x3 kernels and stride 1, whose groups, if any, have whole blocks of channels or share one evenly;
-    and, along the rows only, those of a plain src, a network's first, whose kernels have three or four columns a column
-    of their stride.
+    They are those of 3x3 kernels and a stride of 1 or 2, whose groups, if any, have whole blocks of channels or share
+    one evenly; and, along the rows only, those of a plain src, a network's first, whose kernels have three or four
+    columns a column of their stride.
 
     "auto" (default): where a cost model says that they are faster. "never". "always": wherever they can be. "f2",
     "f4": only F(2x2, 3x3), or F(4x4, 3x3) and those along the rows, wherever it can be.
 
-    They need four ninths or a quarter of the multiplications and lose a little accuracy: with 512 channels of random
-    data the largest error is 3e-6 (F2) and 2e-5 (F4) of the answer's rms, against 2e-6 for the direct algorithm. An
-    infinity or a NaN in src spreads over a tile of 4x4 or 6x6 pixels. Along the rows it is half the multiplications, an
-    error of 8e-6 (7x7, stride 2, an image of three channels) and a spread over four pixels.
+    They need four ninths or a quarter of the multiplications, with a stride of 2 25 or 20 of 36, and lose a little
+    accuracy: with 512 channels of random data the largest error is 3e-6 (F2) and 2e-5 (F4; 5e-6 with a stride of 2) of
+    the answer's rms, against 2e-6 for the direct algorithm. An infinity or a NaN in src spreads over a tile of 2x2 or
+    4x4 pixels of the answer. Along the rows it is half the multiplications, an error of 8e-6 (7x7, stride 2, an image
+    of three channels) and a spread over four pixels.
 
-    The gradients of such a convolution follow the same rule; a weight's largest error is 3e-6 (F2) and 9e-6 (F4) of its
-    rms, against 3e-6, with ResNet-18's shapes, and an infinity or a NaN spreads over a filter's nine taps.
+    The gradients of such a convolution of stride 1 follow the same rule; a weight's largest error is 3e-6 (F2) and 9e-6
+    (F4) of its rms, against 3e-6, with ResNet-18's shapes, and an infinity or a NaN spreads over a filter's nine taps.
 
     Args:
         mode: one of the above; ValueError for any other, TypeError for max_bytes that is no int.

@@ -40,10 +40,11 @@ double with_moves(const Conv& c) {
   return c.shares_blocks() && !halves ? 2 : 1;
 }
 
+double wei_seconds(const Conv& c, double matrices) { return matrices * matrix(c) * sizeof(float) / memory_bandwidth; }
+
 // Weights and multiplications overlap: the slower decides.
 double product_seconds(const Conv& c, double rows_of_src, double matrices, double slower = 1) {
-  return std::max(slower * multiply_seconds(c, rows_of_src, matrices),
-                  matrices * matrix(c) * sizeof(float) / memory_bandwidth);
+  return std::max(slower * multiply_seconds(c, rows_of_src, matrices), wei_seconds(c, matrices));
 }
 
 // Pixels of a row in one call of a kernel.
@@ -56,11 +57,25 @@ double transform_seconds(const Conv& c, double vectors) {
 double pixels(const Conv& c) { return double(c.n * c.od * c.oh * c.ow); }
 double taps(const Conv& c) { return double(c.kd * c.kh * c.kw); }
 
-// Of F(m x m, 3 x 3): elements of a transformed tile, tiles, and vectors of transformed src and dst.
+// The part of an axis's taps, over all pixels of dst, that read src and not padding.
+double inside(int64_t src, int64_t dst, int64_t taps, int64_t stride, int64_t dilation, int64_t pad) {
+  int64_t count = 0;
+  for (int64_t tap = 0; tap < taps; tap++) {
+    const int64_t first = tap * dilation - pad;  // the src pixel that dst pixel 0 reads
+    const int64_t begin = first < 0 ? (-first + stride - 1) / stride : 0;
+    const int64_t end = first < src ? std::min(dst, (src - first + stride - 1) / stride) : 0;
+    count += std::max<int64_t>(0, end - begin);
+  }
+  return double(count) / double(dst * taps);
+}
+
+// Of F(m x m, 3 x 3): elements of a transformed tile and of the weights for it, tiles, and vectors of transformed src
+// and dst.
 struct TileCounts {
-  double planes, tiles, vectors;
+  double planes, matrices, tiles, vectors;
   TileCounts(const Conv& c, int64_t m)
-      : planes(double((m + 2) * (m + 2))),
+      : planes(std::pow(double((m - 1) * c.stride_h + 3), 2)),
+        matrices(double((m + 2) * (m + 2) * c.kd)),
         tiles(double(c.n * c.od * ((c.oh + m - 1) / m) * ((c.ow + m - 1) / m))),
         vectors(tiles * planes * (padded(c.ic, c.block) * double(c.kd) + padded(c.oc, c.block)) / double(c.block)) {}
 };
@@ -80,8 +95,13 @@ struct RowTileCounts {
 
 }  // namespace
 
-// A vector of weights is loaded for each call's pixels: of a narrow image few.
-double direct_seconds(const Conv& c) { return product_seconds(c, pixels(c), taps(c), 1 + 1 / call_cols(c)); }
+// A vector of weights is loaded for each call's pixels: of a narrow image few. Taps that read padding are left out,
+// which with a stride of 1, and borders on both sides, saves only what their narrow calls lose.
+double direct_seconds(const Conv& c) {
+  const double part = inside(c.ih, c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h) *
+                      inside(c.iw, c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
+  return product_seconds(c, pixels(c), taps(c), (c.stride_h > 1 ? part : 1) * (1 + 1 / call_cols(c)));
+}
 
 // For a row of taps each kernel call also moves its pixels' lanes, and begins.
 double depthwise_seconds(const Conv& c) {
@@ -92,14 +112,16 @@ double depthwise_seconds(const Conv& c) {
 template <int m>
 double winograd_seconds(const Conv& c) {
   const TileCounts w(c, m);
-  return product_seconds(c, w.tiles, w.planes * double(c.kd), with_moves(c)) + transform_seconds(c, w.vectors);
+  const double call_tiles = w.tiles / std::ceil(w.tiles / double(c.kernels()->cols));
+  const double products = (1 + 1 / call_tiles) * with_moves(c) * multiply_seconds(c, w.tiles, w.planes * double(c.kd));
+  return std::max(products, wei_seconds(c, w.matrices)) + transform_seconds(c, w.vectors);
 }
 
 // The few weights of groups that share blocks stay in the caches.
 template <int m>
 double winograd_pack_seconds(const Conv& c) {
-  const double planes = double((m + 2) * (m + 2) * c.kd), slower = c.shares_blocks() ? 2 : 8;
-  return transform_seconds(c, slower * planes * matrix(c) / double(c.block));
+  const double slower = c.shares_blocks() ? 2 : 8;
+  return transform_seconds(c, slower * TileCounts(c, m).matrices * matrix(c) / double(c.block));
 }
 
 template double winograd_seconds<2>(const Conv&);
@@ -112,7 +134,7 @@ double unpacked_winograd_seconds(const Conv& c) {
   const TileCounts w(c, 4);
   const double filters = transform_seconds(c, w.planes * double(c.kd) * matrix(c) / double(c.block)) / 3;
   const double products = multiply_seconds(c, w.tiles, w.planes * double(c.kd)) + filters;
-  return std::max(products, taps(c) * matrix(c) * sizeof(float) / memory_bandwidth) + transform_seconds(c, w.vectors);
+  return std::max(products, wei_seconds(c, taps(c))) + transform_seconds(c, w.vectors);
 }
 
 double row_winograd_seconds(const Conv& c) {
@@ -131,8 +153,8 @@ double direct_weight_gradient_seconds(const Conv& c) { return multiply_seconds(c
 
 double winograd_weight_gradient_seconds(const Conv& c, int64_t m) {
   const TileCounts w(c, m);
-  const double matrices = w.planes * double(c.kd), sums = matrices * matrix(c) / double(c.block);
-  return multiply_seconds(c, w.tiles, matrices) + transform_seconds(c, w.vectors + sums);
+  const double sums = w.matrices * matrix(c) / double(c.block);
+  return multiply_seconds(c, w.tiles, w.matrices) + transform_seconds(c, w.vectors + sums);
 }
 
 }  // namespace torch_blocked

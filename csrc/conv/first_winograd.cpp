@@ -24,7 +24,7 @@ constexpr int64_t src_budget = 256 << 10, most_src = 4 << 20, most_rows = 16;
 int64_t taps(const Conv& c) { return (c.kw + c.stride_w - 1) / c.stride_w; }
 
 const WinogradRowTransforms* transforms_of(const Conv& c) {
-  const WinogradKernels* const kernels = winograd_transforms(c);
+  const WinogradKernels* const kernels = winograd_kernels(c);
   if (kernels == nullptr) return nullptr;
   for (const WinogradRowTransforms& transforms : kernels->rows)
     if (transforms.taps == taps(c)) return &transforms;

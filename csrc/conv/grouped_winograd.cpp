@@ -1,5 +1,5 @@
-// Winograd convolution of groups, 3x3 of stride 1: the steps of winograd.cpp, for the channels of one group at a time,
-// or of a block of whole groups, which is called a group here, too: its lanes are multiplied as in depthwise.cpp.
+// Winograd convolution of groups, 3x3 of stride 1 or 2: the steps of winograd.cpp, for the channels of one group at a
+// time, or of a block of whole groups, which is called a group here, too: its lanes are multiplied as in depthwise.cpp.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -37,12 +37,12 @@ MemoryDesc taps(const Conv& c) {
 }
 
 // By the threads that will multiply by them, so that each finds its own in its L2.
-template <const WinogradTransforms WinogradKernels::* Transforms>
+template <WinogradByStride Transforms>
 void pack(const Conv& given, const MemoryDesc& wanted, float* packed) {
   const ReorderedWeights reordered(given, taps(given));
   const Conv& c = reordered.conv;
   const int64_t rows = block_rows(c), matrix = rows * c.block;
-  const WinogradTransforms& transforms = winograd_transforms(c)->*Transforms;
+  const WinogradTransforms& transforms = winograd_transforms(c, Transforms);
   const int64_t vectors = c.group_ic() * c.kd;  // of output channels, in a block of them
   parallel_for(c.oc_blocks() * vectors, c.nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
@@ -57,11 +57,13 @@ void pack(const Conv& given, const MemoryDesc& wanted, float* packed) {
 struct Plan : Tiles {
   const WinogradKernels& kernels;
   PaddedPostOps post_ops;
-  int64_t groups;               // or blocks of them
-  int64_t group_ic, group_oc;   // blocks of channels of a group; those of ic times the filter's depth
-  int64_t nruns, run_rows;      // runs, and the most rows of tiles in one
-  int64_t wei_plane, wei_size;  // floats of a block of output channels' weights: for an element of a tile, for all
-  bool stream;                  // dst, past the caches
+  int64_t groups;              // or blocks of them
+  int64_t group_ic, group_oc;  // blocks of channels of a group; those of ic times the filter's depth
+  int64_t nruns, run_rows;     // runs, and the most rows of tiles in one
+  // Where, in a block of output channels' weights, those for each element of a tile begin, and their size, in floats.
+  std::vector<int64_t> wei_planes;
+  int64_t wei_size;
+  bool stream;    // dst, past the caches
   bool in_place;  // the products of a tile take the place of its transformed src, which one call of a kernel reads
   std::vector<LaneMap> maps;  // of groups that share a block
 
@@ -80,8 +82,10 @@ Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransfor
   const int64_t all_rows = c.n * c.od * rows, most_rows = std::max<int64_t>(1, most_tiles / cols);
   nruns = (all_rows + most_rows - 1) / most_rows;
   run_rows = (all_rows + nruns - 1) / nruns;
-  wei_plane = group_ic * block_rows(c) * c.block;
-  wei_size = planes * wei_plane;
+  const int64_t matrix_size = group_ic * block_rows(c) * c.block;
+  for (int64_t matrix = 0; matrix < matrices; matrix++)
+    wei_planes.insert(wei_planes.end(), sharing(matrix), matrix * matrix_size);
+  wei_size = matrices * matrix_size;
   in_place = group_ic == group_oc && group_oc <= 2;
   if (c.shares_blocks()) lane_maps(c, 0, maps);
 }
@@ -98,7 +102,7 @@ void multiply(const Plan& plan, int64_t group, int64_t tiles, const float* src, 
   WinogradProducts a{};
   a.src_plane = plan.src_plane();
   a.src_block = a.dst_block = tiles * block;
-  a.wei_plane = plan.wei_plane;
+  a.wei_planes = plan.wei_planes.data();
   a.wei_block = plan.wei_size;
   a.dst_plane = plan.dst_plane();
   a.planes = plan.planes;
@@ -129,9 +133,11 @@ void transform_src(const Plan& plan, int64_t ic_block, int64_t begin, int64_t en
   Tiles::Place at = plan.place(begin * plan.cols);
   for (int64_t i = begin * plan.cols; i < end * plan.cols; i++, plan.advance(at), dst += c.block) {
     const int64_t ahead = at.n + 1 < c.n ? (at.n + 1) * strides[0] : strides[1];
-    const float* const next = c.src + ic_block / c.kd * strides[1] + ahead + at.row * strides[2] + at.col * c.block;
-    for (int64_t y = 0; y < plan.rows_inside(at); y++)
-      for (int64_t x = 0; x < plan.transforms.m; x++) __builtin_prefetch(next + y * strides[2] + x * c.block, 0, 2);
+    const float* const next =
+        c.src + ic_block / c.kd * strides[1] + ahead + at.row * c.stride_h * strides[2] + at.col * c.stride_w * c.block;
+    for (int64_t y = 0; y < plan.rows_inside(at) * c.stride_h; y++)
+      for (int64_t x = 0; x < plan.transforms.m * c.stride_w; x++)
+        __builtin_prefetch(next + y * strides[2] + x * c.block, 0, 2);
     plan.transform_src(at, ic_block, dst, plan.src_plane());
   }
 }
@@ -175,10 +181,9 @@ void compute_run(const Plan& plan, int64_t group, int64_t begin, int64_t end) {
     transform_dst(plan, group * plan.group_oc + b, begin, end, products + b * tiles * plan.conv.block);
 }
 
-template <const WinogradTransforms WinogradKernels::* Transforms>
+template <WinogradByStride Transforms>
 void run(const Conv& c) {
-  const WinogradKernels& kernels = *winograd_transforms(c);
-  const Plan plan(c, kernels, kernels.*Transforms);
+  const Plan plan(c, *winograd_kernels(c), winograd_transforms(c, Transforms));
   parallel_for(plan.groups * plan.nruns, c.nthreads, [&](int64_t index_begin, int64_t index_end) {
     for (int64_t index = index_begin; index < index_end; index++) {
       int64_t begin, end;

@@ -265,15 +265,16 @@ HugeBuffer channels_last_padded(Conv& c) {
 // The way to the sums that is estimated to be fastest, of those that are allowed: Winograd's transforms, or null.
 const WinogradTransforms* choose_winograd(const Conv& c) {
   const Winograd mode = get_winograd();
-  if (mode == Winograd::Never || !can_winograd(c)) return nullptr;
+  if (mode == Winograd::Never || !can_winograd(c) || c.stride_h != 1) return nullptr;
   const WinogradTransforms* best = nullptr;
   double least = mode == Winograd::Auto ? direct_weight_gradient_seconds(c) : std::numeric_limits<double>::infinity();
-  const WinogradKernels& all = *winograd_transforms(c);
-  for (const auto& [its_mode, transforms] : {std::pair{Winograd::F4, &all.f4}, {Winograd::F2, &all.f2}}) {
-    const double seconds = winograd_weight_gradient_seconds(c, transforms->m);
+  for (const auto& [its_mode, of] :
+       {std::pair{Winograd::F4, &WinogradKernels::f4}, {Winograd::F2, &WinogradKernels::f2}}) {
+    const WinogradTransforms& transforms = winograd_transforms(c, of);
+    const double seconds = winograd_weight_gradient_seconds(c, transforms.m);
     if (!allows(mode, its_mode) || seconds >= least) continue;
     least = seconds;
-    best = transforms;
+    best = &transforms;
   }
   return best;
 }

@@ -1,8 +1,8 @@
-// Winograd convolution, 3x3 of stride 1: F(2x2, 3x3) and F(4x4, 3x3), see kernels/winograd.h.
+// Winograd convolution, 3x3 of stride 1 or 2: F(2x2, 3x3) and F(4x4, 3x3), see kernels/winograd.h.
 //
-// A run of dst tiles goes through three steps inside one core's L2: their src tiles are transformed, each of the
-// (m + 2)^2 elements becomes a matrix product over the input channels, and the products of two output blocks at a time
-// are transformed back, post-ops included. Neither transformed tensor is ever whole in memory.
+// A run of dst tiles goes through three steps inside one core's L2: their src tiles are transformed, each of their
+// elements becomes a matrix product over the input channels, and the products of two output blocks at a time are
+// transformed back, post-ops included. Neither transformed tensor is ever whole in memory.
 #include "winograd.h"
 
 #include "../caches.h"
@@ -12,7 +12,7 @@
 
 namespace torch_blocked {
 
-const WinogradKernels* winograd_transforms(const Conv& c) {
+const WinogradKernels* winograd_kernels(const Conv& c) {
   for (int tier = int(isa()); tier >= 0; tier--) {
     const WinogradKernels& table = TORCH_BLOCKED_KERNELS(winograd_kernels, Isa(tier));
     if (table.block == c.block) return &table;
@@ -21,14 +21,15 @@ const WinogradKernels* winograd_transforms(const Conv& c) {
 }
 
 bool can_winograd(const Conv& c) {
-  return c.kh == 3 && c.kw == 3 && c.stride_h == 1 && c.stride_w == 1 && c.dilation_h == 1 && c.dilation_w == 1 &&
-         c.groups == 1 && !c.phase && c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block &&
-         c.kernels() != nullptr && winograd_transforms(c) != nullptr;
+  return c.kh == 3 && c.kw == 3 && (c.stride_h == 1 || c.stride_h == 2) && c.stride_w == c.stride_h &&
+         c.dilation_h == 1 && c.dilation_w == 1 && c.groups == 1 && !c.phase && c.src_md.single_block(1) == c.block &&
+         c.src_md.strides[3] == c.block && c.kernels() != nullptr && winograd_kernels(c) != nullptr;
 }
 
 Tiles::Tiles(const Conv& c, const WinogradTransforms& t) : conv(c), transforms(t) {
-  size = t.m + 2;
+  size = t.size;
   planes = size * size;
+  matrices = t.wei_size * t.wei_size;
   rows = (c.oh + t.m - 1) / t.m;
   cols = (c.ow + t.m - 1) / t.m;
   count = c.n * c.od * rows * cols;
@@ -37,7 +38,8 @@ Tiles::Tiles(const Conv& c, const WinogradTransforms& t) : conv(c), transforms(t
 
 void Tiles::transform_src(const Place& at, int64_t ic_block, float* dst, int64_t dst_plane) const {
   const Conv& c = conv;
-  const int64_t top = at.row - c.pad_h, left = at.col - c.pad_w, src_row = c.src_md.strides[2];
+  const int64_t top = at.row * c.stride_h - c.pad_h, left = at.col * c.stride_w - c.pad_w;
+  const int64_t src_row = c.src_md.strides[2];
   const int64_t id = at.od * c.stride_d - c.pad_d + ic_block % c.kd * c.dilation_d;
   const bool inside = id >= 0 && id < c.id;
   const float* const src = c.src + at.n * c.src_md.strides[0] + ic_block / c.kd * c.src_md.strides[1] +
@@ -98,7 +100,7 @@ void transform_weights(const Conv& given, const WinogradTransforms& transforms, 
 // times from further away: the src of a run then lies in the last level cache, one of its planes in L2.
 constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20;
 constexpr int64_t most_short_run = 28;   // tiles
-constexpr int64_t most_short_group = 8;  // of an even number of blocks
+constexpr int64_t short_group = 8 * 36;  // of an even number of blocks: planes of products
 
 // How the work is cut up: tiles in runs, every run by one thread (or by each for its share of the output channels).
 struct Plan : Tiles {
@@ -113,8 +115,8 @@ struct Plan : Tiles {
   Plan(const Conv& c, const WinogradTransforms& t);
   // Of all input channels and one output block.
   int64_t wei_block() const { return ic_blocks * conv.block * conv.block; }
-  const float* weights(int64_t plane, int64_t oc_block) const {
-    return conv.wei + (plane * oc_blocks + oc_block) * wei_block();
+  const float* weights(int64_t matrix, int64_t oc_block) const {
+    return conv.wei + (matrix * oc_blocks + oc_block) * wei_block();
   }
   int64_t src_plane() const { return plane_of(ic_blocks * run_tiles); }
   bool src_beyond_l2() const { return planes * src_plane() * int64_t(sizeof(float)) > src_budget; }
@@ -134,9 +136,9 @@ int64_t chunks(const Conv& c, int64_t ic_blocks) {
 Plan::Plan(const Conv& c, const WinogradTransforms& t)
     : Tiles(c, t), gemm(*c.kernels()), post_ops(c), stream(streams_dst(c)) {
   oc_blocks = c.oc_blocks();
-  const int64_t wei_bytes = planes * oc_blocks * wei_block() * sizeof(float);
+  const int64_t wei_bytes = matrices * oc_blocks * wei_block() * sizeof(float);
   const bool long_runs = wei_bytes > most_reread_weights();
-  group = long_runs ? oc_blocks : std::min(oc_blocks, most_short_group);
+  group = long_runs ? oc_blocks : std::min(oc_blocks, std::max<int64_t>(2, short_group / planes / 2 * 2));
   const int64_t tile_bytes = planes * ic_blocks * c.block * sizeof(float);
   const int64_t most_tiles =
       long_runs ? long_src_budget / tile_bytes : std::min(src_budget / tile_bytes, most_short_run);
@@ -148,18 +150,21 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
   nchunks = chunks(c, ic_blocks);
 }
 
-// One matrix product: of all tiles' src with the weights of one or two output blocks. Where several calls share the
-// weights, all but the first find them in a cache: the first two fetch those that are read next, of one block each, so
-// that memory is always busy.
-void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t tiles, const float* next_wei, ConvArgs a) {
+// One matrix product: of all tiles' src, in some planes, with the weights of one or two output blocks. Where several
+// calls share the weights, all but the first find them in a cache: the first two fetch those that are read next, of one
+// block each, so that memory is always busy.
+void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t planes, int64_t tiles, const float* next_wei,
+                    const ConvArgs& of) {
   const int64_t ncalls = (tiles + plan.gemm.cols - 1) / plan.gemm.cols;
-  for (int64_t call = 0; call < ncalls; call++) {
-    a.next_wei = ncalls > 1 && call < 2 ? next_wei + call * a.wei_block : nullptr;
+  ConvArgs a = of;
+  for (int64_t call = 0; call < planes * ncalls; call++) {
+    const int64_t plane = call / ncalls;
     int64_t begin, end;
-    split(tiles, ncalls, call, begin, end);
+    split(tiles, ncalls, call % ncalls, begin, end);
+    a.next_wei = planes * ncalls > 1 && call < 2 ? next_wei + call * a.wei_block : nullptr;
+    a.src = of.src + plane * plan.src_plane() + begin * plan.conv.block;
+    a.dst = of.dst + plane * plan.dst_plane() + begin * plan.conv.block;
     kernels[end - begin - 1](a);
-    a.src += (end - begin) * plan.conv.block;
-    a.dst += (end - begin) * plan.conv.block;
   }
 }
 
@@ -176,14 +181,15 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
   a.wei_ic_block = c.block * c.block;
   a.wei_block = plan.wei_block();
   a.sum_blocks = sum_blocks(c, 1);
-  for (int64_t plane = 0; plane < plan.planes; plane++)
+  for (int64_t matrix = 0, planes; matrix < plan.matrices; matrix++) {
+    planes = plan.sharing(matrix);
     for (int64_t b = 0; b < blocks; b += 2) {
-      const bool last = b + 2 >= blocks;
-      const float* const next = plan.weights(std::min(plane + last, plan.planes - 1), oc_block + (last ? 0 : b + 2));
-      a.wei = plan.weights(plane, oc_block + b);
-      a.src = src + plane * plan.src_plane();
-      a.src_prefetch = last && plane + 1 < plan.planes && plan.src_beyond_l2() ? plan.src_plane() : 0;
-      a.dst = products + plane * plan.dst_plane() + b * a.dst_block;
+      const bool last = b + 2 >= blocks, more = matrix + 1 < plan.matrices;
+      const float* const next = plan.weights(matrix + (last && more), oc_block + (last ? 0 : b + 2));
+      a.wei = plan.weights(matrix, oc_block + b);
+      a.src = src;
+      a.src_prefetch = last && more && plan.src_beyond_l2() ? plan.src_plane() : 0;
+      a.dst = products + b * a.dst_block;
       for (int64_t chunk = 0, begin, end; chunk < plan.nchunks; chunk++) {
         split(plan.ic_blocks, plan.nchunks, chunk, begin, end);
         a.first = begin == 0;
@@ -191,12 +197,15 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
         a.fetch_dst = a.nblocks > a.sum_blocks;  // to which the second part is added
         a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - end));
         const float* const after = a.wei + a.nblocks * a.wei_ic_block;
-        multiply_tiles(plan, plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1], tiles,
+        multiply_tiles(plan, plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1], planes, tiles,
                        end < plan.ic_blocks ? after : next, a);
         a.wei = after;
         a.src += a.nblocks * a.src_block;
       }
     }
+    src += planes * plan.src_plane();
+    products += planes * plan.dst_plane();
+  }
 }
 
 // The transformed src of one run, and the memory for its products.
@@ -252,14 +261,14 @@ void run(const Conv& c, const WinogradTransforms& transforms) {
   }
 }
 
-template <const WinogradTransforms WinogradKernels::* Transforms>
+template <WinogradByStride Transforms>
 void pack(const Conv& c, const MemoryDesc& wanted, float* packed) {
-  transform_weights(c, winograd_transforms(c)->*Transforms, wanted, packed);
+  transform_weights(c, winograd_transforms(c, Transforms), wanted, packed);
 }
 
-template <const WinogradTransforms WinogradKernels::* Transforms>
+template <WinogradByStride Transforms>
 void run(const Conv& c) {
-  run(c, winograd_transforms(c)->*Transforms);
+  run(c, winograd_transforms(c, Transforms));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // What Winograd's convolution and its gradient with respect to the weights share: dst cut into tiles of m x m pixels,
-// and the transform of the (m + 2) x (m + 2) pixels of src that such a tile reads. With a depth, every pair of a
-// channel block and a plane of the filter counts as a channel block of one plane of dst, as in direct.cpp.
+// and the transform of the pixels of src that such a tile reads. With a depth, every pair of a channel block and a
+// plane of the filter counts as a channel block of one plane of dst, as in direct.cpp.
 #pragma once
 #include "../kernels/winograd.h"
 #include "conv.h"
@@ -8,15 +8,21 @@
 
 namespace torch_blocked {
 
-// Whether the problem is one of 3x3 filters, stride 1 and blocked src that there are transforms for.
+// Whether the problem is one of 3x3 filters, stride 1 or 2 and blocked src that there are transforms for.
 bool can_winograd(const Conv& conv);
-// The transforms of blocks of conv.block channels; null where no build of them is.
-const WinogradKernels* winograd_transforms(const Conv& conv);
+// The kernels of blocks of conv.block channels; null where no build of them is.
+const WinogradKernels* winograd_kernels(const Conv& conv);
+// F(m x m, 3 x 3) of conv's stride.
+using WinogradByStride = WinogradTransforms (WinogradKernels::*)[2];
+inline const WinogradTransforms& winograd_transforms(const Conv& conv, WinogradByStride of) {
+  return (winograd_kernels(conv)->*of)[conv.stride_h - 1];
+}
 
 struct Tiles {
   const Conv& conv;
   const WinogradTransforms& transforms;
-  int64_t size, planes;  // of a transformed tile: elements along an edge, and all
+  int64_t size, planes;  // of a transformed tile, and of src: elements along an edge, and all
+  int64_t matrices;      // of weights, each for one plane or for several that follow each other
   int64_t rows, cols, count;
   int64_t ic_blocks;  // those of ic times the filter's depth
 
@@ -51,6 +57,11 @@ struct Tiles {
   // Floats from one element of transformed tiles to the next, of `vectors` of them: an odd number of cache lines, so
   // that they do not fall into the same sets of the cache.
   int64_t plane_of(int64_t vectors) const { return ((vectors + 1) | 1) * conv.block; }
+  // How many planes a matrix of weights multiplies.
+  int64_t sharing(int64_t matrix) const {
+    const int64_t last = transforms.wei_size - 1, all = size - last;
+    return (matrix / transforms.wei_size == last ? all : 1) * (matrix % transforms.wei_size == last ? all : 1);
+  }
   // One tile of one channel block.
   void transform_src(const Place& at, int64_t ic_block, float* dst, int64_t dst_plane) const;
   // Those from `begin` on of channel blocks [ic_begin, ic_end): dst[plane][block][tile].

@@ -9,17 +9,16 @@ namespace torch_blocked {
 namespace {
 
 bool can(const Conv& c) {
-  if (!can_winograd(c)) return false;
-  const WinogradKernels& kernels = *winograd_transforms(c);
-  return Tiles(c, kernels.f4).count <= kernels.most_unpacked_tiles;
+  return can_winograd(c) && c.stride_h == 1 &&
+         Tiles(c, winograd_transforms(c, &WinogradKernels::f4)).count <= winograd_kernels(c)->most_unpacked_tiles;
 }
 
 MemoryDesc weights(const Conv& c) { return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}}); }
 
 // The threads share the output channels; each transforms src, which is small, for itself.
 void run(const Conv& c) {
-  const WinogradKernels& kernels = *winograd_transforms(c);
-  const Tiles tiles(c, kernels.f4);
+  const WinogradKernels& kernels = *winograd_kernels(c);
+  const Tiles tiles(c, winograd_transforms(c, &WinogradKernels::f4));
   const PaddedPostOps post_ops(c);
   const int64_t src_plane = tiles.plane_of(tiles.ic_blocks * tiles.count), dst_plane = tiles.plane_of(tiles.count);
   Ranges ranges(c.oc_blocks(), c.nthreads, 1);

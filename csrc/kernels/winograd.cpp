@@ -12,33 +12,54 @@
 namespace torch_blocked {
 namespace {
 
-// Pixels of a tile: pixel(y, x) loads one.
-template <int M, class Pixel>
+// Where element (y, x) of a transformed tile lies: in the order of the weights that multiply it.
+template <class F>
+constexpr int plane(int y, int x) {
+  constexpr int last = F::wei_size - 1, sharing = F::size - last;
+  const int wei_y = std::min(y, last), wei_x = std::min(x, last);
+  return wei_y * F::size + wei_x * (wei_y == last ? sharing : 1) + (y - wei_y) * (wei_x == last ? sharing : 1) + x -
+         wei_x;
+}
+
+// The pixels of a tile whose rows and columns are of these phases: pixel(y, x) loads one of the tile.
+template <class F, int phase_y, int phase_x, class Pixel>
+[[gnu::always_inline]] inline void transform_phase(const Pixel& pixel, float* dst, int64_t dst_plane) {
+  using Y = typename F::template Phase<phase_y>;
+  using X = typename F::template Phase<phase_x>;
+  Vec columns[Y::size][X::size];  // [row][column], the columns transformed
+  UNROLL for (int x = 0; x < X::size; x++) {
+    Vec d[Y::size], out[Y::size];
+    UNROLL for (int y = 0; y < Y::size; y++) d[y] = pixel(y * F::stride + phase_y, x * F::stride + phase_x);
+    Y::src(d, out);
+    UNROLL for (int y = 0; y < Y::size; y++) columns[y][x] = out[y];
+  }
+  UNROLL for (int y = 0; y < Y::size; y++) {
+    Vec out[X::size];
+    X::src(columns[y], out);
+    UNROLL for (int x = 0; x < X::size; x++) out[x].store(dst + plane<F>(Y::first + y, X::first + x) * dst_plane);
+  }
+}
+
+template <class F, class Pixel>
 [[gnu::always_inline]] inline void transform_pixels(const Pixel& pixel, float* dst, int64_t dst_plane) {
-  constexpr int size = M + 2;
-  Vec columns[size][size];  // [row][column], the columns transformed
-  UNROLL for (int x = 0; x < size; x++) {
-    Vec d[size], out[size];
-    UNROLL for (int y = 0; y < size; y++) d[y] = pixel(y, x);
-    Matrices<M>::src(d, out);
-    UNROLL for (int y = 0; y < size; y++) columns[y][x] = out[y];
-  }
-  UNROLL for (int y = 0; y < size; y++) {
-    Vec out[size];
-    Matrices<M>::src(columns[y], out);
-    UNROLL for (int x = 0; x < size; x++) out[x].store(dst + (y * size + x) * dst_plane);
+  transform_phase<F, 0, 0>(pixel, dst, dst_plane);
+  if constexpr (F::stride > 1) {
+    transform_phase<F, 0, 1>(pixel, dst, dst_plane);
+    transform_phase<F, 1, 0>(pixel, dst, dst_plane);
+    transform_phase<F, 1, 1>(pixel, dst, dst_plane);
   }
 }
 
-template <int M>
+template <class F>
 void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_plane) {
-  constexpr int size = M + 2, ahead = 2 * M;  // what of the tile after next no tile above or before it reads
-  UNROLL for (int y = 2; y < size; y++) UNROLL for (int x = 2; x < size; x++)
-      __builtin_prefetch(src + y * src_row + (ahead + x) * block, 0, 3);
-  transform_pixels<M>([&](int y, int x) { return Vec::loadu(src + y * src_row + x * block); }, dst, dst_plane);
+  // What of the tile after next no tile above or before it reads.
+  constexpr int size = F::size, step = F::m * F::stride, shared = size - step;
+  UNROLL for (int y = shared; y < size; y++) UNROLL for (int x = shared; x < size; x++)
+      __builtin_prefetch(src + y * src_row + (2 * step + x) * block, 0, 3);
+  transform_pixels<F>([&](int y, int x) { return Vec::loadu(src + y * src_row + x * block); }, dst, dst_plane);
 }
 
-template <int M>
+template <class F>
 void transform_src_part(const float* src, int64_t src_row, const TilePart& part, float* dst, int64_t dst_plane) {
   static constexpr float zeros[block] = {};
   const TilePart in = part;
@@ -46,23 +67,42 @@ void transform_src_part(const float* src, int64_t src_row, const TilePart& part,
     const bool inside = y >= in.row_begin && y < in.row_end && x >= in.col_begin && x < in.col_end;
     return Vec::loadu(inside ? src + y * src_row + x * block : zeros);
   };
-  transform_pixels<M>(pixel, dst, dst_plane);
+  transform_pixels<F>(pixel, dst, dst_plane);
 }
 
-template <int M>
-void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols,
-                   bool stream, const Epilogue& e) {
-  constexpr int size = M + 2;
-  const Vec bias = e.bias ? Vec::loadu(e.bias) : Vec(0.f);
-  Vec columns[M][size], tile[M * M];
-  UNROLL for (int x = 0; x < size; x++) {
-    Vec m[size], out[M];
-    UNROLL for (int y = 0; y < size; y++) m[y] = Vec::loadu(src + (y * size + x) * src_plane);
-    Matrices<M>::dst(m, out);
+// Adds to a tile what the elements of these phases are.
+template <class F, int phase_y, int phase_x>
+[[gnu::always_inline]] inline void transform_phase_back(const float* src, int64_t src_plane, Vec* tile) {
+  constexpr int M = F::m;
+  using Y = typename F::template Phase<phase_y>;
+  using X = typename F::template Phase<phase_x>;
+  Vec columns[M][X::size];
+  UNROLL for (int x = 0; x < X::size; x++) {
+    Vec m[Y::size], out[M];
+    UNROLL for (int y = 0; y < Y::size; y++) m[y] = Vec::loadu(src + plane<F>(Y::first + y, X::first + x) * src_plane);
+    Y::dst(m, out);
     UNROLL for (int y = 0; y < M; y++) columns[y][x] = out[y];
   }
-  UNROLL for (int y = 0; y < M; y++) Matrices<M>::dst(columns[y], tile + y * M);
-  UNROLL for (int p = 0; p < M * M; p++) tile[p] = tile[p] + bias;
+  UNROLL for (int y = 0; y < M; y++) {
+    Vec out[M];
+    X::dst(columns[y], out);
+    UNROLL for (int x = 0; x < M; x++) tile[y * M + x] = tile[y * M + x] + out[x];
+  }
+}
+
+template <class F>
+void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols,
+                   bool stream, const Epilogue& e) {
+  constexpr int M = F::m;
+  const Vec bias = e.bias ? Vec::loadu(e.bias) : Vec(0.f);
+  Vec tile[M * M];
+  UNROLL for (int p = 0; p < M * M; p++) tile[p] = bias;
+  transform_phase_back<F, 0, 0>(src, src_plane, tile);
+  if constexpr (F::stride > 1) {
+    transform_phase_back<F, 0, 1>(src, src_plane, tile);
+    transform_phase_back<F, 1, 0>(src, src_plane, tile);
+    transform_phase_back<F, 1, 1>(src, src_plane, tile);
+  }
   if (rows == M && cols == M) {
     finish<M, M>(e, 0, 0, dst_row, block, tile);
     UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++)
@@ -83,10 +123,10 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
 }
 
 // In double: the fractions of G are no floats, and this is done once for many calls.
-template <int M>
+template <class F>
 void transform_wei(const float* wei, int64_t wei_tap, float* dst, int64_t dst_plane) {
-  constexpr int size = M + 2;
-  const auto& g = Matrices<M>::wei;
+  constexpr int size = F::wei_size;
+  const auto& g = F::wei;
   double rows[size][3][block];
   for (int y = 0; y < size; y++)
     for (int kw = 0; kw < 3; kw++)
@@ -208,14 +248,21 @@ void transform_dst_row(const float* src, int64_t src_plane, float* dst, int64_t 
   }
 }
 
-template <int M>
-constexpr WinogradTransforms transforms = {M,
-                                           transform_src<M>,
-                                           transform_src_part<M>,
-                                           transform_dst<M>,
-                                           transform_wei<M>,
-                                           transform_diff_dst<M>,
-                                           transform_diff_wei<M>};
+template <int M, int Stride>
+constexpr WinogradTransforms transforms() {
+  using F = Filter3<M, Stride>;
+  WinogradTransforms steps = {};
+  steps.m = M, steps.size = F::size, steps.wei_size = F::wei_size;
+  steps.src = transform_src<F>;
+  steps.src_part = transform_src_part<F>;
+  steps.dst = transform_dst<F>;
+  steps.wei = transform_wei<F>;
+  if constexpr (Stride == 1) {
+    steps.diff_dst = transform_diff_dst<M>;
+    steps.diff_wei = transform_diff_wei<M>;
+  }
+  return steps;
+}
 
 // In double, as transform_wei.
 template <int M, int R>
@@ -234,17 +281,18 @@ constexpr WinogradRowTransforms row_transforms = {
 
 template <int Tiles, int Blocks>
 void multiply(const WinogradProducts& a) {
-  const float *src = a.src, *wei = a.wei;
+  const float* src = a.src;
   float* dst = a.dst;
-  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, wei += a.wei_plane, dst += a.dst_plane)
+  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, dst += a.dst_plane)
     for (int64_t begin = 0; begin < a.ic_blocks; begin += a.sum_blocks) {
       Vec acc[Blocks][Tiles];
       UNROLL for (int b = 0; b < Blocks; b++) UNROLL for (int t = 0; t < Tiles; t++) acc[b][t] = Vec(0.f);
       for (int64_t k = begin; k < std::min(begin + a.sum_blocks, a.ic_blocks); k++) {
         const float* const tiles = src + k * a.src_block;
-        const float* const matrix = wei + k * block * block;
+        const float* const matrix = a.wei + a.wei_planes[plane] + k * block * block;
 #pragma GCC unroll 4
         for (int i = 0; i < block; i++) {
+          __builtin_prefetch(tiles + a.src_plane + i * Tiles, 0, 3);
           Vec w[Blocks];
           UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(matrix + b * a.wei_block + i * block);
           UNROLL for (int t = 0; t < Tiles; t++) {
@@ -264,9 +312,10 @@ void multiply(const WinogradProducts& a) {
 // Of a block that several groups share: each map brings a channel of every group into the lanes of its outputs.
 template <int Tiles>
 void multiply_lanes(const WinogradProducts& a) {
-  const float *src = a.src, *wei = a.wei;
+  const float* src = a.src;
   float* dst = a.dst;
-  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, wei += a.wei_plane, dst += a.dst_plane) {
+  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, dst += a.dst_plane) {
+    const float* const wei = a.wei + a.wei_planes[plane];
     Vec acc[Tiles];
     UNROLL for (int t = 0; t < Tiles; t++) acc[t] = Vec(0.f);
     for (int64_t k = 0; k < a.ic_blocks; k++)
@@ -286,14 +335,14 @@ template <int Tiles>
 void multiply_halves(const WinogradProducts& a) {
 #if defined(CPU_CAPABILITY_AVX512)
   constexpr int half = block / 2;
-  const float *src = a.src, *wei = a.wei;
+  const float* src = a.src;
   float* dst = a.dst;
-  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, wei += a.wei_plane, dst += a.dst_plane)
+  for (int64_t plane = 0; plane < a.planes; plane++, src += a.src_plane, dst += a.dst_plane)
     for (int first = 0; first < block; first += half) {
       __m256 acc[Tiles];
       UNROLL for (int t = 0; t < Tiles; t++) acc[t] = _mm256_setzero_ps();
       for (int64_t k = 0; k < a.ic_blocks; k++) UNROLL for (int i = 0; i < half; i++) {
-          const __m256 w = _mm256_loadu_ps(wei + (k * half + i) * block + first);
+          const __m256 w = _mm256_loadu_ps(a.wei + a.wei_planes[plane] + (k * half + i) * block + first);
           const float* const tiles = src + k * a.src_block + first + i;
           UNROLL for (int t = 0; t < Tiles; t++) acc[t] = _mm256_fmadd_ps(w, _mm256_set1_ps(tiles[t * block]), acc[t]);
         }
@@ -383,8 +432,12 @@ constexpr WinogradKernels make_table() {
   constexpr int most_of_one = std::min(winograd_max_tiles, 2 * max_cols);
   constexpr int most_unpacked = 2 * max_cols / 6;  // of six sums each
   static_assert(most_unpacked <= winograd_max_unpacked_tiles);
-  WinogradKernels table = {block, transforms<2>, transforms<4>, {most_of_one, max_cols}, {}, {}, {}, most_unpacked, {},
-                           {}};
+  WinogradKernels table = {};
+  table.block = block;
+  table.f2[0] = transforms<2, 1>(), table.f2[1] = transforms<2, 2>();
+  table.f4[0] = transforms<4, 1>(), table.f4[1] = transforms<4, 2>();
+  table.most_tiles[0] = most_of_one, table.most_tiles[1] = max_cols;
+  table.most_unpacked_tiles = most_unpacked;
   fill<1>(table.multiply[0], std::make_index_sequence<most_of_one>());
   fill<2>(table.multiply[1], std::make_index_sequence<max_cols>());
   fill_shared(table, std::make_index_sequence<most_of_one>());

@@ -1,6 +1,8 @@
 // Winograd's transforms F(m x m, 3 x 3) for m = 2 and 4 (Lavin and Gray, "Fast Algorithms for Convolutional Neural
 // Networks", arXiv:1509.09308): a tile of (m + 2) x (m + 2) src pixels gives m x m dst pixels by (m + 2)^2
 // multiplications instead of 9 m^2, and as many give what it adds to the gradient with respect to the nine weights.
+// Of stride 2 the outer taps of a row of the filter read the even pixels of src, the middle one the odd: F(m, 2), of
+// m + 1 multiplications, and m as they are, so (2 m + 1)^2 for a tile of as many pixels: 25 instead of 36, 81 of 144.
 // Each transform works on all channels of one block at a time, one table per ISA tier.
 #pragma once
 #include <cstdint>
@@ -16,9 +18,12 @@ struct TilePart {
   int64_t row_begin, row_end, col_begin, col_end;
 };
 
-// The elements of a transformed tile lie `plane` floats apart: row-major, (m + 2)^2 of them.
+// The elements of a transformed tile lie `plane` floats apart, size^2 of them, for as many pixels of src. They are in
+// the order of the weights that multiply them, wei_size^2 vectors: row-major where these are as many. Otherwise the
+// last row and column of the weights multiply all rows and columns from there on, and what one vector of weights
+// multiplies is row-major.
 struct WinogradTransforms {
-  int64_t m;
+  int64_t m, size, wei_size;
   // Pixels of a block, the tile's rows src_row floats apart.
   void (*src)(const float* src, int64_t src_row, float* dst, int64_t dst_plane);
   // The same where only a part of them is there; src is the tile's first pixel, wherever that lies.
@@ -29,8 +34,8 @@ struct WinogradTransforms {
               const Epilogue& epilogue);
   // Nine taps of a vector of output channels, wei_tap floats apart.
   void (*wei)(const float* wei, int64_t wei_tap, float* dst, int64_t dst_plane);
-  // The transposes of the last two: the m x m pixels of a tile of diff_dst, its rows diff_row floats apart, and what is
-  // added to nine taps of a vector of output channels.
+  // The transposes of the last two, of stride 1: the m x m pixels of a tile of diff_dst, its rows diff_row floats
+  // apart, and what is added to nine taps of a vector of output channels.
   void (*diff_dst)(const float* diff, int64_t diff_row, float* dst, int64_t dst_plane);
   void (*diff_wei)(const float* src, int64_t src_plane, float* diff_wei, int64_t wei_tap);
 };
@@ -52,13 +57,14 @@ struct WinogradRowTransforms {
 
 // The products of transformed tiles and weights over few input channels, all elements of a tile in one call: src
 // element (plane, ic block k, tile t, lane i) is src[plane * src_plane + k * src_block + t * block + i], and dst
-// likewise by blocks of output channels; the weights of a plane are dense, wei[plane * wei_plane + oc block * wei_block
+// likewise by blocks of output channels; the weights of a plane are dense, wei[wei_planes[plane] + oc block * wei_block
 // + (k, i, output channel)].
 struct WinogradProducts {
   const float* src;
   int64_t src_plane, src_block;
   const float* wei;
-  int64_t wei_plane, wei_block;
+  const int64_t* wei_planes;
+  int64_t wei_block;
   float* dst;  // may be src where there is one call for all blocks of both
   int64_t dst_plane, dst_block;
   int64_t planes, ic_blocks;
@@ -87,7 +93,7 @@ constexpr int winograd_max_unpacked_tiles = 4;
 
 struct WinogradKernels {
   int64_t block;
-  WinogradTransforms f2, f4;
+  WinogradTransforms f2[2], f4[2];  // [stride - 1]
   // Of one and two blocks of output channels: the most tiles of a call, [tiles - 1].
   int64_t most_tiles[2];
   WinogradMultiply multiply[2][winograd_max_tiles];

@@ -2,14 +2,16 @@
 //
 // Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
 #pragma once
+#include <type_traits>
+
 #include "vec.h"
 
 namespace torch_blocked {
 namespace {
 
-// One dimension of F(M x M, R x R): B^T d (src), A^T m (dst) and G g (wei) of the paper, sharing what they can; for the
-// gradient with respect to the weights A d (diff_dst) and G^T m (diff_wei). `wei` is the table of G; `filter` is G g in
-// float, for weights that are transformed at every call.
+// One dimension of F(M x M, R x R), stride 1: B^T d (src), A^T m (dst) and G g (wei) of the paper, sharing what they
+// can; for the gradient with respect to the weights A d (diff_dst) and G^T m (diff_wei). `wei` is the table of G;
+// `filter` is G g in float, for weights that are transformed at every call.
 template <int M, int R = 3>
 struct Matrices;
 
@@ -134,6 +136,95 @@ struct Matrices<4, 4> {
     out[2] = multiply_add(Vec(4.f), sum_2, multiply_add(Vec(.25f), sum_half, sum_1));
     out[3] = multiply_add(Vec(8.f), difference_2, multiply_add(Vec(.125f), difference_half, difference_1));
   }
+};
+
+template <>
+struct Matrices<2, 2> {
+  static constexpr double wei[3][2] = {{1, 0}, {1, 1}, {0, 1}};
+  static inline void src(const Vec* d, Vec* out) {
+    out[0] = d[0] - d[1];
+    out[1] = d[1];
+    out[2] = d[2] - d[1];
+  }
+  static inline void dst(const Vec* m, Vec* out) {
+    out[0] = m[0] + m[1];
+    out[1] = m[1] + m[2];
+  }
+};
+
+// The interpolation points are +-1/2, +-5/4 and infinity.
+template <>
+struct Matrices<4, 2> {
+  static constexpr double a = 1. / 2, b = 5. / 4, d = a * a - b * b;
+  static constexpr double wei[5][2] = {
+      {.5 / (a * d), .5 / d}, {-.5 / (a * d), .5 / d}, {-.5 / (b * d), -.5 / d}, {.5 / (b * d), -.5 / d}, {0, 1}};
+  // As Matrices<4, 4>'s, of d3 + f d1 and d2 + f d0.
+  static inline void pair(const Vec* d, double f, double point, Vec* out) {
+    const Vec odd = multiply_add(Vec(float(f)), d[1], d[3]), even = multiply_add(Vec(float(f)), d[0], d[2]);
+    out[0] = multiply_add(Vec(float(point)), even, odd);
+    out[1] = multiply_add(Vec(float(-point)), even, odd);
+  }
+  static inline void src(const Vec* d, Vec* out) {
+    pair(d, -b * b, a, out);
+    pair(d, -a * a, b, out + 2);
+    out[4] = multiply_add(Vec(float(-a * a - b * b)), d[2], multiply_add(Vec(float(a * a * b * b)), d[0], d[4]));
+  }
+  static inline void dst(const Vec* m, Vec* out) {
+    const Vec sum_a = m[0] + m[1], difference_a = m[0] - m[1], sum_b = m[2] + m[3], difference_b = m[2] - m[3];
+    out[0] = sum_a + sum_b;
+    out[1] = multiply_add(Vec(float(a)), difference_a, Vec(float(b)) * difference_b);
+    out[2] = multiply_add(Vec(float(a * a)), sum_a, Vec(float(b * b)) * sum_b);
+    out[3] = multiply_add(Vec(float(a * a * a)), difference_a, multiply_add(Vec(float(b * b * b)), difference_b, m[4]));
+  }
+};
+
+// F(M, 3) of a stride: `size` pixels of src, and as many elements, for M of dst; `wei_size` elements of the filter, of
+// which the last multiplies all elements of src from there on. Each phase, every stride-th pixel, is transformed by
+// itself, to the elements from its first on.
+template <int M, int Stride>
+struct Filter3;
+
+template <int M>
+struct AllPixels : Matrices<M> {
+  static constexpr int first = 0, size = M + 2;
+};
+
+template <int M>
+struct Filter3<M, 1> {
+  static constexpr int m = M, stride = 1, size = M + 2, wei_size = M + 2;
+  static constexpr auto& wei = Matrices<M>::wei;
+  template <int>
+  using Phase = AllPixels<M>;
+};
+
+// Of stride 2 the outer taps read the even pixels: F(M, 2).
+template <int M>
+struct EvenPixels : Matrices<M, 2> {
+  static constexpr int first = 0, size = M + 1;
+};
+
+// The middle one multiplies the odd pixels as they are.
+template <int M>
+struct OddPixels {
+  static constexpr int first = M + 1, size = M;
+  static inline void src(const Vec* d, Vec* out) { UNROLL for (int i = 0; i < M; i++) out[i] = d[i]; }
+  static inline void dst(const Vec* m, Vec* out) { src(m, out); }
+};
+
+template <int M>
+struct Filter3<M, 2> {
+  static constexpr int m = M, stride = 2, size = 2 * M + 1, wei_size = M + 2;
+  struct Wei {
+    double rows[wei_size][3];
+    constexpr Wei() : rows{} {
+      for (int i = 0; i <= M; i++) rows[i][0] = Matrices<M, 2>::wei[i][0], rows[i][2] = Matrices<M, 2>::wei[i][1];
+      rows[M + 1][1] = 1;
+    }
+    constexpr const double* operator[](int i) const { return rows[i]; }
+  };
+  static constexpr Wei wei{};
+  template <int phase>
+  using Phase = std::conditional_t<phase == 0, EvenPixels<M>, OddPixels<M>>;
 };
 
 }  // namespace
