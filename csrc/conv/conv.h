@@ -130,10 +130,13 @@ int64_t elements(const MemoryDesc& md);
 // How many images of half precision are in float32 at a time where each is of `image` floats.
 int64_t images_at_a_time(const Conv& conv, int64_t image);
 
-// Which lanes of src the output channels of a grouped convolution read, and for a block of them a map for every channel
-// of a group and src block that some lanes find it in.
+// Which lanes of src the output channels of a grouped convolution read, where the weights of each channel of a group
+// begin, and for a block of output channels a map for every channel of a group and src block that some lanes find it
+// in.
 Lane lanes_of(const Conv& c);
-void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps);
+std::vector<int64_t> channel_weights(const Conv& c);
+void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& channel_weights,
+               std::vector<LaneMap>& maps);
 
 // Whether dst is to be written past the caches.
 bool streams_dst(const Conv& conv);

@@ -48,6 +48,7 @@ struct Plan {
   PaddedPostOps post_ops;
   int64_t oc_blocks, dst_image;
   bool stream;
+  std::vector<int64_t> channel_weights;
   std::vector<ColumnRun> runs;
   std::vector<Inside> rows, planes;  // of the filter, for each dst row and depth
 
@@ -73,12 +74,19 @@ bool can(const Conv& c) {
 }
 
 Plan::Plan(const Conv& c)
-    : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), dst_image(c.dst_image()), stream(c.kd == 1 && streams_dst(c)) {
+    : conv(c),
+      post_ops(c),
+      oc_blocks(c.oc_blocks()),
+      dst_image(c.dst_image()),
+      stream(c.kd == 1 && streams_dst(c)),
+      channel_weights(torch_blocked::channel_weights(c)) {
   rows.reserve(c.oh);
   planes.reserve(c.od);
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
-  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : c.kernels()->cols;
+  const DepthwiseKernels& all = *c.kernels()->depthwise;
+  const int lane = int(lanes_of(c));
+  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : all.cols[lane];
   const int kernel = row_kernel(c), step = depthwise_kw[kernel];
   const auto taken = [&](int64_t ow) { return kernel ? Inside(0, c.kw, 1, c.kw) : columns(ow); };
   for (int64_t begin = 0, end; begin < c.ow; begin = end) {
@@ -88,7 +96,7 @@ Plan::Plan(const Conv& c)
     ColumnRun run;
     run.begin = begin;
     run.end = end;
-    run.kernels = c.kernels()->depthwise->kernels[int(lanes_of(c))][kernel][std::max<int64_t>(1, stride) - 1];
+    run.kernels = all.kernels[lane][kernel][std::max<int64_t>(1, stride) - 1];
     run.cols = (end - begin + ntiles - 1) / ntiles;
     run.taps.reserve(c.kh * taps_per_row);
     run.rows.reserve(c.oh);
@@ -107,10 +115,22 @@ Plan::Plan(const Conv& c)
 
 Lane lanes_of(const Conv& c) {
   if (c.group_ic() == 1 && c.group_oc() == 1) return Lane::Own;
+  if (c.shares_blocks() && c.block == 16 && c.group_ic() == 8) return Lane::Pairs;
   return c.group_oc() % c.block == 0 ? Lane::Same : Lane::Mapped;
 }
 
-void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps) {
+std::vector<int64_t> channel_weights(const Conv& c) {
+  std::vector<int64_t> offsets;
+  offsets.reserve(c.group_ic());
+  for (int64_t j = 0; j < c.group_ic(); j++) {
+    const int64_t index[] = {0, j, 0, 0, 0};
+    offsets.push_back(c.wei_md.off_v(index));
+  }
+  return offsets;
+}
+
+void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& channel_weights,
+               std::vector<LaneMap>& maps) {
   maps.clear();
   if (lanes_of(c) == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});
   const int64_t lanes = std::min(c.block, c.oc - oc_block * c.block);
@@ -120,17 +140,16 @@ void lane_maps(const Conv& c, int64_t oc_block, std::vector<LaneMap>& maps) {
   const int shift = __builtin_ctzll(c.block);
   for (int64_t j = 0; j < c.group_ic(); j++) {
     const size_t first = maps.size();
-    const int64_t index[] = {0, j, 0, 0, 0};
     if (lanes_of(c) == Lane::Same) {
       const int64_t channel = first_channels[0] + j, lane = channel & (c.block - 1);
-      maps.push_back({(channel >> shift) * c.src_md.strides[1] + lane, c.wei_md.off_v(index), {}, {}});
+      maps.push_back({(channel >> shift) * c.src_md.strides[1] + lane, channel_weights[j], {}, {}});
       continue;
     }
     for (int64_t lane = 0; lane < lanes; lane++) {
       const int64_t channel = first_channels[lane] + j, src = (channel >> shift) * c.src_md.strides[1];
       const auto same = [&](const LaneMap& map) { return map.src == src; };
       auto map = std::find_if(maps.begin() + first, maps.end(), same);
-      if (map == maps.end()) map = maps.insert(map, LaneMap{src, c.wei_md.off_v(index), {}, {}});
+      if (map == maps.end()) map = maps.insert(map, LaneMap{src, channel_weights[j], {}, {}});
       map->from[lane] = int32_t(channel & (c.block - 1));
       map->use[lane] = -1;
     }
@@ -223,7 +242,7 @@ void run(const Conv& c) {
       if (own_lanes)
         maps[0].src = strip.oc_block * c.src_md.strides[1];
       else if (maps_of != strip.oc_block)
-        lane_maps(c, maps_of = strip.oc_block, maps);
+        lane_maps(c, maps_of = strip.oc_block, plan.channel_weights, maps);
       a.maps = maps.data();
       a.nmaps = maps.size();
       compute_strip(plan, strip, a);

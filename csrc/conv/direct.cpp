@@ -97,7 +97,13 @@ TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows) {
   return {begin, std::max(begin, rows_above(c.ih, first))};
 }
 
-// One or two output channel blocks over the whole tile.
+int64_t taps_of_row(const Conv& c, int64_t oh) {
+  const TapRows taps = tap_rows(c, oh, 1);
+  return taps.end - taps.begin;
+}
+
+// One or two output channel blocks over the whole tile. Of an odd number of rows the one with the fewest taps, the
+// first or the last, is by itself.
 void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t blocks, bool prefetch) {
   const Conv& c = plan.conv;
   const int64_t dst_row = plan.flat ? 0 : c.dst_row();
@@ -123,8 +129,9 @@ void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t b
   const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
   const int64_t plane = tile.n * c.dst_image() + first_block * c.dst_block() + tile.od * c.dst_plane();
+  const bool first_alone = tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + tile.rows - 1);
   for (int64_t row = 0; row < tile.rows;) {
-    const bool two = pairs_of_rows && row + 1 < tile.rows;
+    const bool two = pairs_of_rows && row + 1 < tile.rows && (row > 0 || !first_alone);
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
     a.taps = plan.taps.data() + taps.begin * c.kw;
     a.ntaps = (taps.end - taps.begin) * c.kw;

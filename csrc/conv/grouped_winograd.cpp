@@ -87,7 +87,7 @@ Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransfor
     wei_planes.insert(wei_planes.end(), sharing(matrix), matrix * matrix_size);
   wei_size = matrices * matrix_size;
   in_place = group_ic == group_oc && group_oc <= 2;
-  if (c.shares_blocks()) lane_maps(c, 0, maps);
+  if (c.shares_blocks()) lane_maps(c, 0, channel_weights(c), maps);
 }
 
 // The kernels for `blocks` blocks of output channels.

@@ -168,6 +168,7 @@ void add_lane_products(const Problem& p, const Chunk& chunk, int64_t oc_block, c
           p.kernels.lane_product(a, nullptr);
           break;
         case Lane::Mapped:
+        case Lane::Pairs:
           p.kernels.lane_product(a, &map);
           break;
         case Lane::Same:
@@ -215,9 +216,10 @@ void run_lane_wise(const Problem& p, const std::vector<Chunk>& chunks, int64_t t
   const int64_t rows = c.kd * c.kh;
   int64_t begin, end;
   split(p.oc_blocks() * rows, team, thread, begin, end);
+  const std::vector<int64_t> weights = channel_weights(c);
   std::vector<LaneMap> maps;
   for (int64_t oc_block = begin / rows; oc_block * rows < end; oc_block++) {
-    lane_maps(c, oc_block, maps);
+    lane_maps(c, oc_block, weights, maps);
     const Range tasks = Range(0, rows) & Range(begin - oc_block * rows, end - oc_block * rows);
     for (const Chunk& chunk : chunks)
       for (int64_t task = tasks.begin; task < tasks.end; task++)

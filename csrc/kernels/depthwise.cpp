@@ -1,5 +1,6 @@
 #include "depthwise.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "lanes.h"
@@ -8,6 +9,45 @@
 
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
+
+// Rows of one block are too short for the hardware's own prefetch. Pixels of all the rows of src that a row of dst
+// reads anew are fetched, into L2: with those in use they may be more than L1 holds.
+template <int Pixels>
+[[gnu::always_inline]] inline void fetch_ahead(const DepthwiseArgs& a, int64_t src_offset) {
+  const float* ahead = a.src + (src_offset + a.maps[0].src + a.ahead);
+  for (int64_t row = 0; row < a.ahead_rows; row++, ahead += a.ahead_row)
+#pragma GCC unroll 64
+    for (int i = 0; i < Pixels; i++) __builtin_prefetch(ahead + i * block, 0, 2);
+}
+
+// The same in as many parts as there are `calls`, where these take so long that memory would wait for the next tile.
+template <int Pixels>
+class FetchAhead {
+ public:
+  FetchAhead(const DepthwiseArgs& a, int64_t src_offset, int64_t calls)
+      : next_(a.src + (src_offset + a.maps[0].src + a.ahead)),
+        to_next_row_(a.ahead_row - (Pixels - 1) * block),
+        left_(a.ahead_rows * Pixels),
+        share_(calls > 0 ? (left_ + calls - 1) / calls : 0) {}
+
+  [[gnu::always_inline]] void operator()() {
+    const int64_t share = std::min(share_, left_);
+    left_ -= share;
+    for (int64_t i = 0; i < share; i++) {
+      __builtin_prefetch(next_, 0, 2);
+      const bool last = ++col_ == Pixels;
+      next_ += last ? to_next_row_ : block;
+      col_ = last ? 0 : col_;
+    }
+  }
+
+ private:
+  const float* next_;
+  const int64_t to_next_row_;
+  int64_t left_;
+  const int64_t share_;
+  int64_t col_ = 0;
+};
 
 // Cols pixels of one block of channels, each channel with its own filter. src pixels are Stride apart; taps come in
 // rows of Kw neighbours, and pixel i of a row is the k-th tap of dst column (i - k) / Stride.
@@ -18,9 +58,13 @@ struct Tile {
 
   // Where the first pixel of the rows of taps is src column `iw`.
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
-    for (int64_t m = 0; m < (lane == Lane::Own ? 1 : a.nmaps); m++) {
+    const int64_t nmaps = lane == Lane::Own ? 1 : a.nmaps;
+    FetchAhead<Cols * Stride> fetch(a, src_offset, nmaps * (taps.end - taps.begin));
+    if (lane != Lane::Same) fetch_ahead<Cols * Stride>(a, src_offset);
+    for (int64_t m = 0; m < nmaps; m++) {
       const Lanes lanes(a.maps[m]);
       for (int64_t t = taps.begin; t < taps.end; t++) {
+        if (lane == Lane::Same) fetch();
         const float* const wei = a.wei + a.maps[m].wei + a.taps[t].wei;
         Vec w[Kw];
         UNROLL for (int k = 0; k < Kw; k++) w[k] = Vec::loadu(wei + k * a.wei_kw);
@@ -33,18 +77,24 @@ struct Tile {
                                       const Vec (&w)[Kw]) {
 #pragma GCC unroll 64
     for (int i = 0; i < pixels; i++) {
-      if (Kw == 1 && i % Stride != 0) continue;  // no tap reads it
-      const bool at_edge = i < Kw - 1 || i > pixels - Kw;
-      const float* pixel = src + i * block;
-      if (at_edge) pixel = uint64_t(iw + i) < uint64_t(a.iw) ? pixel : a.zeros;
+      if (!is_read(i)) continue;
+      const float* const pixel = pixel_at(a, src, iw, i);
       const Vec x = lane == Lane::Same     ? Vec(*pixel)
                     : lane == Lane::Mapped ? lanes.move(pixel)
                                            : in_register(Vec::loadu(pixel));
-      UNROLL for (int k = 0; k < Kw; k++) {
-        const int c = (i - k) / Stride;
-        if (i >= k && (i - k) % Stride == 0 && c < Cols) acc[c] = multiply_add(w[k], x, acc[c]);
-      }
+      UNROLL for (int k = 0; k < Kw; k++) if (const int c = column(i, k); c >= 0) acc[c] =
+          multiply_add(w[k], x, acc[c]);
     }
+  }
+
+  // Pixel i of a row of taps: whether a tap reads it, the column of dst whose k-th tap does (-1: none), where it is.
+  static constexpr bool is_read(int i) { return Kw > 1 || i % Stride == 0; }
+  static constexpr int column(int i, int k) {
+    return i >= k && (i - k) % Stride == 0 && (i - k) / Stride < Cols ? (i - k) / Stride : -1;
+  }
+  [[gnu::always_inline]] static const float* pixel_at(const DepthwiseArgs& a, const float* src, int64_t iw, int i) {
+    const bool at_edge = i < Kw - 1 || i > pixels - Kw;
+    return at_edge && uint64_t(iw + i) >= uint64_t(a.iw) ? a.zeros : src + i * block;
   }
 
   [[gnu::always_inline]] void store(const DepthwiseArgs& a, float* dst) {
@@ -58,16 +108,49 @@ struct Tile {
     const bool stream = a.stream;
     UNROLL for (int c = 0; c < Cols; c++) store_vector(acc[c], dst + c * dst_pixel, stream);
   }
+};
 
-  // Rows of one block are too short for the hardware's own prefetch. All the rows that a dst row reads anew, into L2:
-  // with those in use they may be more than L1 holds.
-  [[gnu::always_inline]] static void prefetch(const DepthwiseArgs& a, int64_t src_offset) {
-    const float* ahead = a.src + (src_offset + a.maps[0].src + a.ahead);
-    for (int64_t row = 0; row < a.ahead_rows; row++, ahead += a.ahead_row)
+#if defined(CPU_CAPABILITY_AVX512)
+template <int Kw, int Stride, int Cols>
+struct Tile<Lane::Pairs, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols> {
+  using Tile<Lane::Mapped, Kw, Stride, Cols>::acc;
+
+  // Of every quad of lanes its j-th channel is moved to all four, which takes the eight channels of two groups in four
+  // moves: the quads of a group hold what its first and its last four channels add to four outputs. A move serves two
+  // vectors of sums, for the first and the last four outputs, and some CPUs have no unit for moves beside those that
+  // multiply.
+  [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
+    constexpr int quad = 4;
+    Vec low[Cols], high[Cols];
+    UNROLL for (int c = 0; c < Cols; c++) low[c] = high[c] = Vec(0.f);
+    FetchAhead<Cols * Stride> fetch(a, src_offset, quad * (taps.end - taps.begin));
+    for (int j = 0; j < quad; j++) {
+      const __m512i channel = _mm512_set1_epi32(j);
+      for (int64_t t = taps.begin; t < taps.end; t++) {
+        fetch();
+        const float* const wei = a.wei + a.taps[t].wei;
+        Vec low_wei[Kw], high_wei[Kw];
+        UNROLL for (int k = 0; k < Kw; k++) {
+          const Vec first = Vec::loadu(wei + a.maps[j].wei + k * a.wei_kw);
+          const Vec last = Vec::loadu(wei + a.maps[j + quad].wei + k * a.wei_kw);
+          low_wei[k] = even_quads(first, last);
+          high_wei[k] = odd_quads(first, last);
+        }
+        const float* const src = a.src + (src_offset + a.maps[0].src + a.taps[t].src);
 #pragma GCC unroll 64
-      for (int i = 0; i < Cols * Stride; i++) __builtin_prefetch(ahead + i * block, 0, 2);
+        for (int i = 0; i < this->pixels; i++) {
+          const Vec x = of_quads(this->pixel_at(a, src, iw, i), channel);
+          UNROLL for (int k = 0; k < Kw; k++) if (const int c = this->column(i, k); c >= 0) {
+            low[c] = multiply_add(low_wei[k], x, low[c]);
+            high[c] = multiply_add(high_wei[k], x, high[c]);
+          }
+        }
+      }
+    }
+    UNROLL for (int c = 0; c < Cols; c++) acc[c] = acc[c] + (even_quads(low[c], high[c]) + odd_quads(low[c], high[c]));
   }
 };
+#endif
 
 template <Lane lane, int Kw, int Stride, int Cols>
 [[gnu::noinline]] void depthwise(const DepthwiseArgs& a) {
@@ -78,7 +161,6 @@ template <Lane lane, int Kw, int Stride, int Cols>
     float* dst = a.dst + row * a.dst_row;
     for (int64_t tile = 0; tile < a.ntiles; tile++) {
       Tile<lane, Kw, Stride, Cols> t;
-      t.prefetch(a, src_offset);
       UNROLL for (int c = 0; c < Cols; c++) t.acc[c] = start;
       t.add(a, src_offset, iw, taps);
       t.store(a, dst);
@@ -89,23 +171,34 @@ template <Lane lane, int Kw, int Stride, int Cols>
   }
 }
 
+// Two sums a column, twice the weights; of wide rows of taps these leave no room.
+#if defined(CPU_CAPABILITY_AVX512)
+constexpr int max_cols_of_pairs = 10, max_kw_of_pairs = 3;
+#else
+constexpr int max_cols_of_pairs = max_cols, max_kw_of_pairs = 0;
+#endif
+
 template <Lane lane, int Width, int Stride, size_t... I>
 constexpr void fill_cols(DepthwiseKernels& table, std::index_sequence<I...>) {
-  ((table.kernels[int(lane)][Width][Stride - 1][I] = depthwise<lane, depthwise_kw[Width], Stride, int(I) + 1>), ...);
+  constexpr int kw = depthwise_kw[Width];
+  constexpr Lane way = lane == Lane::Pairs && kw > max_kw_of_pairs ? Lane::Mapped : lane;
+  ((table.kernels[int(lane)][Width][Stride - 1][I] = depthwise<way, kw, Stride, int(I) + 1>), ...);
 }
 
-template <Lane lane, size_t... I>
+template <Lane lane, int most_cols, size_t... I>
 constexpr void fill(DepthwiseKernels& table, std::index_sequence<I...>) {
-  constexpr auto cols = std::make_index_sequence<max_cols>();
+  constexpr auto cols = std::make_index_sequence<most_cols>();
+  table.cols[int(lane)] = most_cols;
   ((fill_cols<lane, I, 1>(table, cols), fill_cols<lane, I, 2>(table, cols)), ...);
 }
 
 constexpr DepthwiseKernels make_table() {
   DepthwiseKernels table{};
   constexpr auto widths = std::make_index_sequence<std::size(depthwise_kw)>();
-  fill<Lane::Own>(table, widths);
-  fill<Lane::Mapped>(table, widths);
-  fill<Lane::Same>(table, widths);
+  fill<Lane::Own, max_cols>(table, widths);
+  fill<Lane::Mapped, max_cols>(table, widths);
+  fill<Lane::Same, max_cols>(table, widths);
+  fill<Lane::Pairs, max_cols_of_pairs>(table, widths);
   return table;
 }
 

@@ -19,8 +19,10 @@ struct TapRange {
   int64_t begin, end;
 };
 
-// Which src lane a dst lane reads: its own, each that of a map, or all of them the same one.
-enum class Lane { Own, Mapped, Same };
+// Which src lane a dst lane reads: its own, each that of a map, or all of them the same one. Pairs: as Mapped, of two
+// groups of eight channels that share a block, with their eight maps in the order of the channels.
+enum class Lane { Own, Mapped, Same, Pairs };
+constexpr int nlanes = int(Lane::Pairs) + 1;
 
 // For one channel of each group: dst lane i reads src lane from[i] where use[i] is -1 (all bits) and nothing where it
 // is 0; where all read the same one, it is in src. src and wei are added to every tap's.
@@ -61,8 +63,9 @@ constexpr int depthwise_kw[] = {1, 2, 3, 5, 7};
 constexpr int depthwise_max_stride = 2;
 
 struct DepthwiseKernels {
+  int cols[nlanes];  // most of a call
   // [Lane][index into depthwise_kw][column stride - 1][cols - 1]
-  DepthwiseKernel kernels[3][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
+  DepthwiseKernel kernels[nlanes][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
 };
 TORCH_BLOCKED_DECLARE_KERNELS(DepthwiseKernels, depthwise_kernels);
 

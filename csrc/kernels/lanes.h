@@ -13,6 +13,15 @@ namespace torch_blocked {
 namespace {
 
 #if defined(CPU_CAPABILITY_AVX512)
+// A quad is four lanes: their channel `j`, or of two vectors, in turns, the quads in even and in odd places.
+inline Vec of_quads(const float* src, __m512i j) { return _mm512_permutevar_ps(_mm512_loadu_ps(src), j); }
+inline Vec even_quads(const Vec& a, const Vec& b) {
+  return _mm512_mask_shuffle_f32x4(a, 0xf0f0, b, b, _MM_SHUFFLE(2, 2, 0, 0));
+}
+inline Vec odd_quads(const Vec& a, const Vec& b) {
+  return _mm512_mask_shuffle_f32x4(b, 0x0f0f, a, a, _MM_SHUFFLE(3, 3, 1, 1));
+}
+
 struct Lanes {
   __m512i from;
   __mmask16 use;
