@@ -20,7 +20,7 @@ template <int Pixels>
     for (int i = 0; i < Pixels; i++) __builtin_prefetch(ahead + i * block, 0, 2);
 }
 
-// The same in as many parts as there are `calls`, where these take so long that memory would wait for the next tile.
+// The same in as many parts as there are `calls`: where these take long memory would wait for the next tile's.
 template <int Pixels>
 class FetchAhead {
  public:
@@ -58,13 +58,15 @@ struct Tile {
 
   // Where the first pixel of the rows of taps is src column `iw`.
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
+    // Many channels' worth of long rows of taps.
+    constexpr bool paced = lane == Lane::Same && max_cols > 8;
     const int64_t nmaps = lane == Lane::Own ? 1 : a.nmaps;
-    FetchAhead<Cols * Stride> fetch(a, src_offset, nmaps * (taps.end - taps.begin));
-    if (lane != Lane::Same) fetch_ahead<Cols * Stride>(a, src_offset);
+    FetchAhead<Cols * Stride> fetch(a, src_offset, paced ? nmaps * (taps.end - taps.begin) : 0);
+    if constexpr (!paced) fetch_ahead<Cols * Stride>(a, src_offset);
     for (int64_t m = 0; m < nmaps; m++) {
       const Lanes lanes(a.maps[m]);
       for (int64_t t = taps.begin; t < taps.end; t++) {
-        if (lane == Lane::Same) fetch();
+        if constexpr (paced) fetch();
         const float* const wei = a.wei + a.maps[m].wei + a.taps[t].wei;
         Vec w[Kw];
         UNROLL for (int k = 0; k < Kw; k++) w[k] = Vec::loadu(wei + k * a.wei_kw);
