@@ -85,9 +85,8 @@ Plan::Plan(const Conv& c)
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
   const DepthwiseKernels& all = *c.kernels()->depthwise;
-  const int lane = int(lanes_of(c));
-  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : all.cols[lane];
-  const int kernel = row_kernel(c), step = depthwise_kw[kernel];
+  const int lane = int(lanes_of(c)), kernel = row_kernel(c), step = depthwise_kw[kernel];
+  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : all.cols[lane][kernel];
   const auto taken = [&](int64_t ow) { return kernel ? Inside(0, c.kw, 1, c.kw) : columns(ow); };
   for (int64_t begin = 0, end; begin < c.ow; begin = end) {
     const Inside inside = taken(begin);

@@ -173,34 +173,47 @@ template <Lane lane, int Kw, int Stride, int Cols>
   }
 }
 
-// Two sums a column, twice the weights; of wide rows of taps these leave no room.
+// Most columns of a call: of narrow rows of taps the weights leave room for more sums. Pairs have two sums a column and
+// twice the weights, and wide rows are done as Mapped.
+constexpr int narrow_kw = 3;
+constexpr int most_cols(Lane lane, int kw) {
 #if defined(CPU_CAPABILITY_AVX512)
-constexpr int max_cols_of_pairs = 10, max_kw_of_pairs = 3;
+  return lane == Lane::Pairs && kw <= narrow_kw ? 10 : max_cols;
+#elif defined(CPU_CAPABILITY_AVX2)
+  return lane != Lane::Mapped && kw <= narrow_kw ? 10 : max_cols;
 #else
-constexpr int max_cols_of_pairs = max_cols, max_kw_of_pairs = 0;
+  return max_cols;
 #endif
+}
+
+constexpr Lane way_of(Lane lane, int kw) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if (kw <= narrow_kw) return lane;
+#endif
+  return lane == Lane::Pairs ? Lane::Mapped : lane;
+}
 
 template <Lane lane, int Width, int Stride, size_t... I>
 constexpr void fill_cols(DepthwiseKernels& table, std::index_sequence<I...>) {
   constexpr int kw = depthwise_kw[Width];
-  constexpr Lane way = lane == Lane::Pairs && kw > max_kw_of_pairs ? Lane::Mapped : lane;
-  ((table.kernels[int(lane)][Width][Stride - 1][I] = depthwise<way, kw, Stride, int(I) + 1>), ...);
+  table.cols[int(lane)][Width] = sizeof...(I);
+  ((table.kernels[int(lane)][Width][Stride - 1][I] = depthwise<way_of(lane, kw), kw, Stride, int(I) + 1>), ...);
 }
 
-template <Lane lane, int most_cols, size_t... I>
-constexpr void fill(DepthwiseKernels& table, std::index_sequence<I...>) {
-  constexpr auto cols = std::make_index_sequence<most_cols>();
-  table.cols[int(lane)] = most_cols;
-  ((fill_cols<lane, I, 1>(table, cols), fill_cols<lane, I, 2>(table, cols)), ...);
+template <Lane lane, size_t... Width>
+constexpr void fill(DepthwiseKernels& table, std::index_sequence<Width...>) {
+  ((fill_cols<lane, Width, 1>(table, std::make_index_sequence<most_cols(lane, depthwise_kw[Width])>()),
+    fill_cols<lane, Width, 2>(table, std::make_index_sequence<most_cols(lane, depthwise_kw[Width])>())),
+   ...);
 }
 
 constexpr DepthwiseKernels make_table() {
   DepthwiseKernels table{};
   constexpr auto widths = std::make_index_sequence<std::size(depthwise_kw)>();
-  fill<Lane::Own, max_cols>(table, widths);
-  fill<Lane::Mapped, max_cols>(table, widths);
-  fill<Lane::Same, max_cols>(table, widths);
-  fill<Lane::Pairs, max_cols_of_pairs>(table, widths);
+  fill<Lane::Own>(table, widths);
+  fill<Lane::Mapped>(table, widths);
+  fill<Lane::Same>(table, widths);
+  fill<Lane::Pairs>(table, widths);
   return table;
 }
 

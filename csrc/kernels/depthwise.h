@@ -63,7 +63,7 @@ constexpr int depthwise_kw[] = {1, 2, 3, 5, 7};
 constexpr int depthwise_max_stride = 2;
 
 struct DepthwiseKernels {
-  int cols[nlanes];  // most of a call
+  int cols[nlanes][std::size(depthwise_kw)];  // most of a call
   // [Lane][index into depthwise_kw][column stride - 1][cols - 1]
   DepthwiseKernel kernels[nlanes][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
 };
