@@ -50,7 +50,8 @@ $(VENV)/.built: $(VENV)/.dependencies $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
-# The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own.
+# The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own: -P keeps python from
+# finding the one in this folder first.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined
 SANITIZED_TESTS := library library_pooling winograd grouped_winograd first_winograd winograd_weight_gradient \
 	packed_weights chain convolution_ranks gradients pooling pooling_backward reorder reorder_kernels reorder_tiles \
@@ -59,8 +60,9 @@ sanitize: $(VENV)/.dependencies
 	BUILD_FOLDER=build/sanitized/objects CXXFLAGS="$(SANITIZE) -O1 -fno-omit-frame-pointer" LDFLAGS="$(SANITIZE)" \
 		$(BIN)/python setup.py --quiet build --build-lib build/sanitized/lib
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=build/sanitized/lib \
-		$(BIN)/python -m pytest -p no:cacheprovider $(SANITIZED_TESTS:%=tests/test_%.py)
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive \
+		PYTHONPATH=$(CURDIR)/build/sanitized/lib $(BIN)/python -P -m pytest --numprocesses 2 --dist worksteal \
+		$(SANITIZED_TESTS:%=tests/test_%.py)
 
 clean:
 	rm -rf build $(VENV) torch_blocked/*.so *.egg-info
