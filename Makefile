@@ -59,6 +59,8 @@ SANITIZED_TESTS := library library_pooling winograd grouped_winograd first_winog
 sanitize: $(VENV)/.dependencies
 	BUILD_FOLDER=build/sanitized/objects CXXFLAGS="$(SANITIZE) -O1 -fno-omit-frame-pointer" LDFLAGS="$(SANITIZE)" \
 		$(BIN)/python setup.py --quiet build --build-lib build/sanitized/lib
+	PYTHONPATH=$(CURDIR)/build/sanitized/lib $(BIN)/python -P -c "from importlib.util import find_spec; \
+		assert '/sanitized/' in find_spec('torch_blocked').origin, 'the tests would find another build'"
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive \
 		PYTHONPATH=$(CURDIR)/build/sanitized/lib $(BIN)/python -P -m pytest --numprocesses 2 --dist worksteal \
