@@ -186,6 +186,16 @@ def test_few_tiles_in_three_dims(isa, guarded):
     assert rms_error(y, F.conv3d(x.double(), w.double(), padding=1)) < 6e-5
 
 
+def test_one_weight_with_several_strides(isa):
+    """The transformed weights are kept apart: they have the same size and other values."""
+    x, w = torch.randn(1, 32, 20, 20), torch.randn(32, 32, 3, 3)
+    src, wei = blocked(x), w.to(weight_format(w.shape, library.isa_block()))
+    with tb.winograd("f4"):
+        for stride in (1, 2, 1, 2):
+            y = F.conv2d(src, wei, padding=1, stride=stride)
+            assert rms_error(y, F.conv2d(x.double(), w.double(), padding=1, stride=stride)) < 6e-5
+
+
 def test_few_tiles_keep_no_weights(isa):
     tb.empty_cache()
     size = (64, 64, 3, 3)
