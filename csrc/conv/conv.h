@@ -135,8 +135,7 @@ int64_t images_at_a_time(const Conv& conv, int64_t image);
 // in.
 Lane lanes_of(const Conv& c);
 std::vector<int64_t> channel_weights(const Conv& c);
-void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& channel_weights,
-               std::vector<LaneMap>& maps);
+void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& weights, std::vector<LaneMap>& maps);
 
 // Whether dst is to be written past the caches.
 bool streams_dst(const Conv& conv);

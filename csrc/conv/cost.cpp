@@ -98,9 +98,11 @@ struct RowTileCounts {
 // A vector of weights is loaded for each call's pixels: of a narrow image few. Taps that read padding are left out,
 // which with a stride of 1, and borders on both sides, saves only what their narrow calls lose.
 double direct_seconds(const Conv& c) {
-  const double part = inside(c.ih, c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h) *
-                      inside(c.iw, c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
-  return product_seconds(c, pixels(c), taps(c), (c.stride_h > 1 ? part : 1) * (1 + 1 / call_cols(c)));
+  double part = 1;
+  if (c.stride_h > 1)
+    part = inside(c.ih, c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h) *
+           inside(c.iw, c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
+  return product_seconds(c, pixels(c), taps(c), part * (1 + 1 / call_cols(c)));
 }
 
 // For a row of taps each kernel call also moves its pixels' lanes, and begins.

@@ -48,7 +48,7 @@ struct Plan {
   PaddedPostOps post_ops;
   int64_t oc_blocks, dst_image;
   bool stream;
-  std::vector<int64_t> channel_weights;
+  std::vector<int64_t> weights;  // of each channel of a group: where they begin
   std::vector<ColumnRun> runs;
   std::vector<Inside> rows, planes;  // of the filter, for each dst row and depth
 
@@ -79,7 +79,7 @@ Plan::Plan(const Conv& c)
       oc_blocks(c.oc_blocks()),
       dst_image(c.dst_image()),
       stream(c.kd == 1 && streams_dst(c)),
-      channel_weights(torch_blocked::channel_weights(c)) {
+      weights(channel_weights(c)) {
   rows.reserve(c.oh);
   planes.reserve(c.od);
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
@@ -128,8 +128,7 @@ std::vector<int64_t> channel_weights(const Conv& c) {
   return offsets;
 }
 
-void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& channel_weights,
-               std::vector<LaneMap>& maps) {
+void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& weights, std::vector<LaneMap>& maps) {
   maps.clear();
   if (lanes_of(c) == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});
   const int64_t lanes = std::min(c.block, c.oc - oc_block * c.block);
@@ -141,14 +140,14 @@ void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& chan
     const size_t first = maps.size();
     if (lanes_of(c) == Lane::Same) {
       const int64_t channel = first_channels[0] + j, lane = channel & (c.block - 1);
-      maps.push_back({(channel >> shift) * c.src_md.strides[1] + lane, channel_weights[j], {}, {}});
+      maps.push_back({(channel >> shift) * c.src_md.strides[1] + lane, weights[j], {}, {}});
       continue;
     }
     for (int64_t lane = 0; lane < lanes; lane++) {
       const int64_t channel = first_channels[lane] + j, src = (channel >> shift) * c.src_md.strides[1];
       const auto same = [&](const LaneMap& map) { return map.src == src; };
       auto map = std::find_if(maps.begin() + first, maps.end(), same);
-      if (map == maps.end()) map = maps.insert(map, LaneMap{src, channel_weights[j], {}, {}});
+      if (map == maps.end()) map = maps.insert(map, LaneMap{src, weights[j], {}, {}});
       map->from[lane] = int32_t(channel & (c.block - 1));
       map->use[lane] = -1;
     }
@@ -241,7 +240,7 @@ void run(const Conv& c) {
       if (own_lanes)
         maps[0].src = strip.oc_block * c.src_md.strides[1];
       else if (maps_of != strip.oc_block)
-        lane_maps(c, maps_of = strip.oc_block, plan.channel_weights, maps);
+        lane_maps(c, maps_of = strip.oc_block, plan.weights, maps);
       a.maps = maps.data();
       a.nmaps = maps.size();
       compute_strip(plan, strip, a);

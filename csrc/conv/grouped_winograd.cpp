@@ -83,6 +83,7 @@ Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransfor
   nruns = (all_rows + most_rows - 1) / most_rows;
   run_rows = (all_rows + nruns - 1) / nruns;
   const int64_t matrix_size = group_ic * block_rows(c) * c.block;
+  wei_planes.reserve(planes);
   for (int64_t matrix = 0; matrix < matrices; matrix++)
     wei_planes.insert(wei_planes.end(), sharing(matrix), matrix * matrix_size);
   wei_size = matrices * matrix_size;

@@ -292,7 +292,7 @@ void multiply(const WinogradProducts& a) {
         const float* const matrix = a.wei + a.wei_planes[plane] + k * block * block;
 #pragma GCC unroll 4
         for (int i = 0; i < block; i++) {
-          __builtin_prefetch(tiles + a.src_plane + i * Tiles, 0, 3);
+          __builtin_prefetch(tiles + a.src_plane + i * Tiles, 0, 3);  // the next plane's, from L2
           Vec w[Blocks];
           UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(matrix + b * a.wei_block + i * block);
           UNROLL for (int t = 0; t < Tiles; t++) {
