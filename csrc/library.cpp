@@ -6,6 +6,7 @@
 #include "caches.h"
 #include "conv/conv.h"
 #include "isa.h"
+#include "library/boxed.h"
 #include "library/calls.h"
 #include "library/operators.h"
 
@@ -109,7 +110,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("reorder", torch_blocked::reorder_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
   m.impl("convolution_out", torch_blocked::convolution_out_cpu);
-  m.impl("convolution_chain", torch_blocked::convolution_chain_cpu);
+  m.impl("convolution_chain", torch_blocked::Registered<torch_blocked::convolution_chain_cpu>::call);
   m.impl("convolution_transpose", torch_blocked::convolution_transpose_cpu);
   m.impl("convolution_transpose_out", torch_blocked::convolution_transpose_out_cpu);
   m.impl("convolution_weight_gradient", torch_blocked::convolution_weight_gradient_cpu);

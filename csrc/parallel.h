@@ -90,7 +90,7 @@ class Ranges {
         nshares_(std::clamp<int64_t>(std::min(n, nthreads), 1, most_shares)),
         pieces_(std::clamp<int64_t>(n / least / nshares_, 1, 8) * nshares_) {
     for (int64_t i = 0; i < nshares_; i++)
-      shares_[i].left.store(range(pieces_ * i / nshares_, pieces_ * (i + 1) / nshares_), std::memory_order_relaxed);
+      shares_[i].left = range(pieces_ * i / nshares_, pieces_ * (i + 1) / nshares_);
   }
 
   // The next range [begin, end) for `thread`; false where nothing is left.
@@ -107,13 +107,14 @@ class Ranges {
  private:
   static constexpr int64_t most_shares = 64;  // threads beyond begin with another's
   struct alignas(64) Share {
-    std::atomic<uint64_t> left;  // a range of pieces: its begin in the lower half, its end in the upper one
+    uint64_t left;  // a range of pieces: its begin in the lower half, its end in the upper one
   };
 
   static uint64_t range(uint64_t begin, uint64_t end) { return begin | end << 32; }
 
   static bool take(Share& share, bool first, int64_t& begin, int64_t& end) {
-    uint64_t left = share.left.load(std::memory_order_relaxed), rest;
+    const std::atomic_ref<uint64_t> shared(share.left);
+    uint64_t left = shared.load(std::memory_order_relaxed), rest;
     do {
       begin = left & 0xffffffff, end = left >> 32;
       if (begin == end) return false;
@@ -123,12 +124,12 @@ class Ranges {
         end = begin + taken;
       else
         begin = end - taken;
-    } while (!share.left.compare_exchange_weak(left, rest, std::memory_order_relaxed));
+    } while (!shared.compare_exchange_weak(left, rest, std::memory_order_relaxed));
     return true;
   }
 
   const int64_t n_, nshares_, pieces_;
-  std::array<Share, most_shares> shares_;
+  std::array<Share, most_shares> shares_;  // those in use are set
 };
 
 // Calls body(begin, end) on ranges that are n things together, of at least `least` where there are as many a thread.

@@ -73,9 +73,10 @@ Pool::Block Pool::allocate(size_t bytes) {
 }
 
 // The smallest block of `capacity` to `most_spare` times that; of those of the same, the most recently freed.
-std::list<Pool::Block>::iterator Pool::best_fit(size_t capacity) {
+std::vector<Pool::Block>::iterator Pool::best_fit(size_t capacity) {
   auto best = blocks_.end();
-  for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
+  for (auto block = blocks_.end(); block != blocks_.begin();) {
+    --block;
     if (block->capacity == capacity) return block;
     if (block->capacity < capacity || block->capacity > most_spare * capacity) continue;
     if (best == blocks_.end() || block->capacity < best->capacity) best = block;
@@ -85,7 +86,7 @@ std::list<Pool::Block>::iterator Pool::best_fit(size_t capacity) {
 
 void Pool::release(Block block) {
   std::lock_guard<std::mutex> lock(mutex_);
-  blocks_.push_front(block);
+  blocks_.push_back(block);
   cached_bytes_ += block.capacity;
   free_oldest(limit_);
 }
@@ -107,11 +108,12 @@ size_t Pool::cached_bytes() {
 }
 
 void Pool::free_oldest(size_t keep_bytes) {
-  while (cached_bytes_ > keep_bytes) {
-    cached_bytes_ -= blocks_.back().capacity;
-    std::free(blocks_.back().data);
-    blocks_.pop_back();
+  auto block = blocks_.begin();
+  for (; cached_bytes_ > keep_bytes; ++block) {
+    cached_bytes_ -= block->capacity;
+    std::free(block->data);
   }
+  blocks_.erase(blocks_.begin(), block);
 }
 
 }  // namespace torch_blocked

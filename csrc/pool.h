@@ -5,8 +5,8 @@
 // network, so that a block also serves what is somewhat smaller.
 #pragma once
 #include <cstddef>
-#include <list>
 #include <mutex>
+#include <vector>
 
 namespace torch_blocked {
 
@@ -29,11 +29,11 @@ class Pool {
   size_t set_limit(size_t bytes);
 
  private:
-  std::list<Block>::iterator best_fit(size_t capacity);
+  std::vector<Block>::iterator best_fit(size_t capacity);
   void free_oldest(size_t keep_bytes);
 
   std::mutex mutex_;
-  std::list<Block> blocks_;  // most recently freed first
+  std::vector<Block> blocks_;  // most recently freed last
   size_t cached_bytes_ = 0, limit_;
 };
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import torch_blocked as tb
 from torch_blocked._python import Contents, ModuleVersions, Watch
+from torch_blocked.benchmark.measure import num_threads
 
 counted = pytest.mark.skipif(sys.version_info >= (3, 12), reason="this CPython counts no changes of dicts")
 
@@ -67,6 +68,21 @@ def test_every_change_is_seen(change):
     CHANGES[change](m)
     assert not versions.hold(m) and versions.alive()
     assert ModuleVersions(list(m.modules())).hold(m)
+
+
+@counted
+@pytest.mark.parametrize("threads", (1, 2, 3))
+def test_a_change_anywhere_in_a_large_model_is_seen(threads):
+    m = nn.Sequential(*[nn.Linear(1, 1) for _ in range(150)])
+    weights = [layer.weight for layer in m]
+    with num_threads(threads), torch.no_grad():
+        for i in (0, 1, 31, 32, 49, 74, 75, 100, 148, 149):
+            versions, contents = ModuleVersions(list(m.modules())), Contents(weights)
+            assert versions.hold_with(m, contents) == (True, True)
+            weights[i].add_(1)
+            assert versions.hold_with(m, contents) == (True, False)
+            m[i].in_features = 2
+            assert versions.hold_with(m, contents) == (False, False)
 
 
 @counted

@@ -6,7 +6,8 @@
 #include "chain.h"
 
 #include <cstring>
-#include <memory>
+#include <optional>
+#include <vector>
 
 #include "../parallel.h"
 
@@ -129,8 +130,7 @@ class Worker {
 
 // The algorithms, where each computes a row of dst in the same way whatever the others are, from src rows that exist;
 // else none.
-std::vector<const Algorithm*> algorithms_by_rows(const std::vector<Conv>& convs,
-                                                 const std::vector<const WeightKey*>& keys) {
+std::vector<const Algorithm*> algorithms_by_rows(std::span<const Conv> convs, std::span<const WeightKey* const> keys) {
   std::vector<const Algorithm*> algorithms;
   for (size_t i = 0; i < convs.size(); i++) {
     const Conv& c = convs[i];
@@ -143,7 +143,7 @@ std::vector<const Algorithm*> algorithms_by_rows(const std::vector<Conv>& convs,
 }
 
 // Whether what lies between leaves the caches of the threads' cores otherwise, and the threads share few rows.
-bool pays(const std::vector<Conv>& convs) {
+bool pays(std::span<const Conv> convs) {
   const Conv& last = convs.back();
   int64_t between = 0;
   for (size_t i = 0; i + 1 < convs.size(); i++) between += convs[i].n * convs[i].dst_image() * sizeof(float);
@@ -151,8 +151,8 @@ bool pays(const std::vector<Conv>& convs) {
          (last.n % last.nthreads == 0 || last.n * last.oh >= least_rows * last.nthreads);
 }
 
-void run_bands(const std::vector<Conv>& convs, const std::vector<const Algorithm*>& algorithms,
-               const std::vector<const WeightKey*>& keys) {
+void run_bands(std::span<const Conv> convs, const std::vector<const Algorithm*>& algorithms,
+               std::span<const WeightKey* const> keys) {
   std::vector<Link> links;
   for (size_t i = 0; i < convs.size(); i++) {
     if (keys[i]) PackedWeights::instance().uses(*keys[i], true);
@@ -176,23 +176,19 @@ void run_bands(const std::vector<Conv>& convs, const std::vector<const Algorithm
 }
 
 // One after the other; what lies between in memory, whole.
-void run_whole(std::vector<Conv>& convs, const std::vector<const WeightKey*>& keys) {
-  std::unique_ptr<PooledBuffer> src, dst;
+void run_whole(std::span<Conv> convs, std::span<const WeightKey* const> keys) {
+  std::optional<PooledBuffer> buffers[2];  // src and dst in turn
   for (size_t i = 0; i < convs.size(); i++) {
     Conv& c = convs[i];
-    std::swap(src, dst);
-    if (i > 0) c.src = src->data();
-    if (i + 1 < convs.size()) {
-      dst = std::make_unique<PooledBuffer>(c.n * c.dst_image());
-      c.dst = dst->data();
-    }
+    if (i > 0) c.src = buffers[(i + 1) % 2]->data();
+    if (i + 1 < convs.size()) c.dst = buffers[i % 2].emplace(c.n * c.dst_image()).data();
     convolve(c, keys[i]);
   }
 }
 
 }  // namespace
 
-void convolve_chain(std::vector<Conv>& convs, const std::vector<const WeightKey*>& keys) {
+void convolve_chain(std::span<Conv> convs, std::span<const WeightKey* const> keys) {
   const auto algorithms = pays(convs) ? algorithms_by_rows(convs, keys) : std::vector<const Algorithm*>();
   if (algorithms.empty())
     run_whole(convs, keys);

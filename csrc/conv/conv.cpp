@@ -200,7 +200,8 @@ Choice explain(const Conv& conv, const WeightKey* key) {
                                        "'s weights within max_bytes = " + std::to_string(kept.bound())};
 }
 
-MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks) {
+MemoryDesc dense_desc(const MemoryDesc& dims_of, std::initializer_list<int> order,
+                      std::initializer_list<std::pair<int, int64_t>> blocks) {
   MemoryDesc md;
   md.ndims = dims_of.ndims;
   std::copy_n(dims_of.dims, md.ndims, md.dims);
@@ -208,11 +209,16 @@ MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::ve
     md.inner_idxs[md.inner_nblks] = axis;
     md.inner_blks[md.inner_nblks++] = size;
   }
-  if (order.size() == 4 && md.ndims == 5) order.insert(std::find(order.begin(), order.end(), 2), 4);
   int64_t stride = md.inner_numel();
-  for (int i = md.ndims - 1; i >= 0; i--) {
-    md.strides[order[i]] = stride;
-    stride *= md.outer(order[i]);
+  const auto place = [&](int axis) {
+    if (axis >= md.ndims) return;
+    md.strides[axis] = stride;
+    stride *= md.outer(axis);
+  };
+  const bool depth_unnamed = order.size() == 4;
+  for (const int* axis = order.end(); axis != order.begin();) {
+    place(*--axis);
+    if (depth_unnamed && *axis == 2) place(4);
   }
   return md;
 }

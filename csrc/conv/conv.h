@@ -4,8 +4,10 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../half.h"
@@ -120,9 +122,10 @@ struct Choice {
 // What convolve would choose, and why, without an effect on what is kept.
 Choice explain(const Conv& conv, const WeightKey* key);
 
-// The weights' descriptor with these dims: outer dims in the order `order`, then the inner blocks, all dense. A depth
-// that the order does not name lies outside the height, wherever that is.
-MemoryDesc dense_desc(const MemoryDesc& dims_of, std::vector<int> order, std::vector<std::pair<int, int64_t>> blocks);
+// The weights' descriptor with these dims: outer dims in the order `order`, those that there are, then the inner
+// blocks, all dense. A depth that the order does not name lies outside the height, wherever that is.
+MemoryDesc dense_desc(const MemoryDesc& dims_of, std::initializer_list<int> order,
+                      std::initializer_list<std::pair<int, int64_t>> blocks);
 // The same dims, strides (but where a dim is 1 they do not matter) and blocks.
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
 // Elements of a dense tensor, padding included.

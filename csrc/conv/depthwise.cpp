@@ -9,6 +9,7 @@
 // list of taps. The rows of the filter that are inside are a part of the list.
 #include "../parallel.h"
 #include "cost.h"
+#include "inline_memory.h"
 
 namespace torch_blocked {
 namespace {
@@ -38,8 +39,10 @@ struct ColumnRun {
   int64_t begin, end;
   const DepthwiseKernel* kernels;  // by the number of columns
   int64_t cols;                    // in a tile
-  std::vector<DepthwiseTap> taps;
-  std::vector<TapRange> rows;  // for each dst row, those of them inside src
+  std::pmr::vector<DepthwiseTap> taps;
+  std::pmr::vector<TapRange> rows;  // for each dst row, those of them inside src
+
+  explicit ColumnRun(std::pmr::memory_resource* memory) : taps(memory), rows(memory) {}
 };
 
 // All that can be known before the rows: a plane may be no more than a few hundred multiplications.
@@ -48,9 +51,10 @@ struct Plan {
   PaddedPostOps post_ops;
   int64_t oc_blocks, dst_image;
   bool stream;
-  std::vector<int64_t> weights;  // of each channel of a group: where they begin
-  std::vector<ColumnRun> runs;
-  std::vector<Inside> rows, planes;  // of the filter, for each dst row and depth
+  std::vector<int64_t> weights;  // of each channel of a group of several: where they begin
+  InlineMemory<4096> memory;
+  std::pmr::vector<ColumnRun> runs{&memory};
+  std::pmr::vector<Inside> rows{&memory}, planes{&memory};  // of the filter, for each dst row and depth
 
   explicit Plan(const Conv& c);
   Inside columns(int64_t ow) const { return {ow * conv.stride_w - conv.pad_w, conv.kw, conv.dilation_w, conv.iw}; }
@@ -74,12 +78,8 @@ bool can(const Conv& c) {
 }
 
 Plan::Plan(const Conv& c)
-    : conv(c),
-      post_ops(c),
-      oc_blocks(c.oc_blocks()),
-      dst_image(c.dst_image()),
-      stream(c.kd == 1 && streams_dst(c)),
-      weights(channel_weights(c)) {
+    : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), dst_image(c.dst_image()), stream(c.kd == 1 && streams_dst(c)) {
+  if (lanes_of(c) != Lane::Own) weights = channel_weights(c);
   rows.reserve(c.oh);
   planes.reserve(c.od);
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
@@ -92,7 +92,7 @@ Plan::Plan(const Conv& c)
     const Inside inside = taken(begin);
     for (end = begin + 1; end < c.ow && taken(end) == inside;) end++;
     const int64_t ntiles = (end - begin + most - 1) / most, taps_per_row = (inside.end - inside.begin) / step;
-    ColumnRun run;
+    ColumnRun run(&memory);
     run.begin = begin;
     run.end = end;
     run.kernels = all.kernels[lane][kernel][std::max<int64_t>(1, stride) - 1];
@@ -234,15 +234,19 @@ void run(const Conv& c) {
   const bool own_lanes = lanes_of(c) == Lane::Own;
   parallel_for(c.n * plan.oc_blocks * c.od * c.oh, c.nthreads, [&](int64_t begin, int64_t end) {
     DepthwiseArgs a = arguments(plan);
-    std::vector<LaneMap> maps(1);
+    LaneMap own{};
+    std::vector<LaneMap> maps;
+    a.maps = &own;
+    a.nmaps = 1;
     for (int64_t index = begin, maps_of = -1; index < end;) {
       const Strip strip(plan, index, end);
-      if (own_lanes)
-        maps[0].src = strip.oc_block * c.src_md.strides[1];
-      else if (maps_of != strip.oc_block)
+      if (own_lanes) {
+        own.src = strip.oc_block * c.src_md.strides[1];
+      } else if (maps_of != strip.oc_block) {
         lane_maps(c, maps_of = strip.oc_block, plan.weights, maps);
-      a.maps = maps.data();
-      a.nmaps = maps.size();
+        a.maps = maps.data();
+        a.nmaps = maps.size();
+      }
       compute_strip(plan, strip, a);
       index += strip.rows;
     }

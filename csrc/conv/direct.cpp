@@ -7,6 +7,7 @@
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
+#include "inline_memory.h"
 #include "window.h"
 
 namespace torch_blocked {
@@ -30,7 +31,8 @@ struct Plan {
   const Conv& conv;
   const ConvKernels& kernels;
   Window window;
-  std::vector<int64_t> taps;
+  InlineMemory<1024> memory;
+  std::pmr::vector<int64_t> taps;
   PaddedPostOps post_ops;
   bool in_place, flat;           // src is read where it lies; height and width as one long row
   bool stream;                   // dst, past the caches: where each element is one sum, written once
@@ -43,7 +45,8 @@ struct Plan {
   void choose_tiles();
 };
 
-Plan::Plan(const Conv& c) : conv(c), kernels(*c.kernels()), window(c, c.block), taps(window.taps()), post_ops(c) {
+Plan::Plan(const Conv& c)
+    : conv(c), kernels(*c.kernels()), window(c, c.block), taps(window.taps(&memory)), post_ops(c) {
   in_place = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
              c.oh <= c.ih && c.ow <= c.iw && c.kd == 1 && c.pad_d == 0 && c.od <= c.id &&
              c.src_md.strides[3] == c.block;

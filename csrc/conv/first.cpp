@@ -5,6 +5,7 @@
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
+#include "inline_memory.h"
 #include "window.h"
 
 namespace torch_blocked {
@@ -26,7 +27,8 @@ struct Plan {
   PaddedPostOps post_ops;
   int64_t ntiles;  // of an image, each some dst rows
   int64_t plane;   // floats from one plane's window to the next
-  std::vector<int64_t> taps;
+  InlineMemory<2048> memory;
+  std::pmr::vector<int64_t> taps;
 
   explicit Plan(const Conv& c)
       : conv(c),
@@ -34,12 +36,13 @@ struct Plan {
         pixel(c.stride_w <= conv_max_plain_stride ? c.stride_w : 1),
         stream(streams_dst(c)),
         window(c, 1, pixel == c.stride_w),
-        post_ops(c) {
+        post_ops(c),
+        taps(&memory) {
     int64_t tile = 1;
     while (tile < c.oh && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
     ntiles = even_parts((c.oh + tile - 1) / tile, c.n * c.od, c.oh, c.nthreads);
     plane = window.size((c.oh + ntiles - 1) / ntiles);
-    const std::vector<int64_t> window_taps = window.taps();
+    const auto window_taps = window.taps(&memory);
     taps.reserve(c.kd * window_taps.size() * c.ic);
     for (int64_t kd = 0; kd < c.kd; kd++)
       for (const int64_t tap : window_taps)

@@ -25,9 +25,7 @@ template <int M>
 MemoryDesc weights(const Conv& c) {
   MemoryDesc dims_of = c.wei_md;
   dims_of.dims[2] = dims_of.dims[3] = M + 2;
-  std::vector<int> order = {0, 2, 3, 1};
-  if (dims_of.ndims == 5) order.push_back(4);
-  return dense_desc(dims_of, order, {{1, block_rows(c)}, {0, c.block}});
+  return dense_desc(dims_of, {0, 2, 3, 1, 4}, {{1, block_rows(c)}, {0, c.block}});
 }
 
 // What weights are packed from, nine matrices for a block of output and one of input channels: Ohwi16o or OIhw16i16o.

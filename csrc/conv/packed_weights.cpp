@@ -17,11 +17,11 @@ PackedWeights::Entry& PackedWeights::entry(const WeightKey& key) {
   if (found == entries_.end()) {
     drop_dead();
     const Uses expected = {0, key.lasts ? many : 1};
-    return entries_.emplace(key.tensor, Entry{key, {expected, expected}, {}}).first->second;
+    return entries_.emplace(key.tensor, entry_of(key, {expected, expected})).first->second;
   }
   Entry& entry = found->second;
   if (entry.key.version != key.version || entry.key.data != key.data || entry.key.bytes != key.bytes)
-    entry = Entry{key, {next(entry.uses[0]), next(entry.uses[1])}, {}};
+    entry = entry_of(key, {next(entry.uses[0]), next(entry.uses[1])});
   return entry;
 }
 
@@ -78,7 +78,7 @@ std::optional<std::vector<PackedWeights::Form*>> PackedWeights::in_the_way(int64
 }
 
 void PackedWeights::drop_dead() {
-  std::erase_if(entries_, [](const auto& item) { return !item.second.key.alive(); });
+  std::erase_if(entries_, [](const auto& item) { return !item.second.alive(); });
 }
 
 int64_t PackedWeights::bound_locked() const {

@@ -18,16 +18,18 @@
 
 namespace torch_blocked {
 
-// A weight tensor and the state it is in. `alive` answers whether the tensor still is, at any later time; while it may
-// be asked, no other tensor has the same address.
+// Answers whether a tensor still is, at any later time; while it may be asked, no other tensor has the same address.
+using Alive = std::function<bool()>;
+
+// A weight tensor and the state it is in.
 struct WeightKey {
   const void* tensor;
   int64_t version;
   const void* data;
   int64_t bytes;
-  std::function<bool()> alive;
-  bool lasts = true;        // whether many calls are expected of a tensor not seen before
-  bool transposed = false;  // what the call is: one tensor serves a convolution and the gradient of its src
+  Alive (*watch)(const void* tensor);  // asked of one that is
+  bool lasts = true;                   // whether many calls are expected of a tensor not seen before
+  bool transposed = false;             // what the call is: one tensor serves a convolution and the gradient of its src
 };
 
 class PackedWeights {
@@ -66,9 +68,13 @@ class PackedWeights {
   };
   struct Entry {
     WeightKey key;
+    Alive alive;
     std::array<Uses, 2> uses;  // by convolutions, by transposed ones
     std::vector<Form> forms;
   };
+  static Entry entry_of(const WeightKey& key, const std::array<Uses, 2>& uses) {
+    return {key, key.watch(key.tensor), uses, {}};
+  }
   Entry& entry(const WeightKey& key);
   const Form* find(const WeightKey& key, const std::string& name);
   // What would have to go for `bytes` more; nothing where even that is not enough.

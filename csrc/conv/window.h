@@ -3,6 +3,7 @@
 // becomes a loop of stride 1 over a table of taps, with no case for the edges.
 #pragma once
 #include <algorithm>
+#include <memory_resource>
 #include <vector>
 
 #include "conv.h"
@@ -41,8 +42,8 @@ struct Window {
   }
 
   // Offsets of all taps, the filter's rows outermost.
-  std::vector<int64_t> taps() const {
-    std::vector<int64_t> all;
+  std::pmr::vector<int64_t> taps(std::pmr::memory_resource* memory) const {
+    std::pmr::vector<int64_t> all(memory);
     all.reserve(conv.kh * conv.kw);
     for (int64_t kh = 0; kh < conv.kh; kh++)
       for (int64_t kw = 0; kw < conv.kw; kw++) all.push_back(tap(kh, kw));

@@ -74,9 +74,7 @@ template <int M>
 MemoryDesc weights(const Conv& c) {
   MemoryDesc dims_of = c.wei_md;
   dims_of.dims[2] = dims_of.dims[3] = M + 2;
-  std::vector<int> order = {2, 3, 0, 1};
-  if (dims_of.ndims == 5) order.push_back(4);
-  return dense_desc(dims_of, order, {{1, c.block}, {0, c.block}});
+  return dense_desc(dims_of, {2, 3, 0, 1, 4}, {{1, c.block}, {0, c.block}});
 }
 
 void transform_weights(const Conv& given, const WinogradTransforms& transforms, const MemoryDesc& wanted,

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <vector>
 
+#include "boxed.h"
 #include "operators.h"
 
 namespace torch_blocked {
@@ -49,19 +49,17 @@ struct Argument<const std::optional<Tensor>&> {
 };
 template <>
 struct Argument<at::TensorList> {
-  static std::vector<Tensor> read(Words& words) {
-    std::vector<Tensor> tensors;
+  static c10::SmallVector<Tensor, 4> read(Words& words) {
+    c10::SmallVector<Tensor, 4> tensors;
     for (const Tensor* const tensor : words.list<const Tensor*>()) tensors.push_back(*tensor);
     return tensors;
   }
 };
 template <>
-struct Argument<const c10::List<std::optional<Tensor>>&> {
-  static c10::List<std::optional<Tensor>> read(Words& words) {
-    const auto given = words.list<const Tensor* const*>();
-    c10::List<std::optional<Tensor>> tensors;
-    tensors.reserve(given.size());
-    for (const Tensor* const* const tensor : given)
+struct Argument<OptionalTensors> {
+  static c10::SmallVector<std::optional<Tensor>, 4> read(Words& words) {
+    c10::SmallVector<std::optional<Tensor>, 4> tensors;
+    for (const Tensor* const* const tensor : words.list<const Tensor* const*>())
       tensors.push_back(tensor ? std::optional<Tensor>(**tensor) : std::nullopt);
     return tensors;
   }
@@ -125,7 +123,8 @@ void call(const char* name, R (*function)(A...), Words words) {
   std::tuple<decltype(Argument<A>::read(words))...> arguments{Argument<A>::read(words)...};
   const auto result = [&](auto&... each) {
     if (!at::hasCallbacks()) return function(each...);
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<R(A...)>().call(each...);
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    return op.template typed<R(typename Boxed<A>::type...)>().call(Boxed<A>::box(each)...);
   };
   if constexpr (std::is_void_v<R>)
     std::apply(result, arguments);

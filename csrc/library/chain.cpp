@@ -1,8 +1,8 @@
 #include "../conv/chain.h"
 
 #include <algorithm>
+#include <span>
 #include <string_view>
-#include <vector>
 
 #include "operators.h"
 #include "problem.h"
@@ -29,8 +29,8 @@ Shape dense_strides(IntArrayRef shape) {
 }
 
 // The words that commas part.
-std::vector<c10::string_view> split_words(std::string_view words) {
-  std::vector<c10::string_view> found;
+c10::SmallVector<c10::string_view, 4> split_words(std::string_view words) {
+  c10::SmallVector<c10::string_view, 4> found;
   for (size_t end; (end = words.find(',')) != words.npos; words.remove_prefix(end + 1))
     found.push_back(words.substr(0, end));
   found.push_back(words);
@@ -51,18 +51,12 @@ Conv link_problem(const Physical& src, IntArrayRef src_blocking, const Tensor& w
 
 // The convolutions, and what they need for as long as they run.
 struct Chain {
-  std::vector<Conv> convs;
-  std::vector<std::optional<WeightKey>> keys;
-  std::vector<PostOpArguments> post_ops;
-
-  explicit Chain(size_t n) {
-    convs.reserve(n);
-    keys.reserve(n);
-    post_ops.reserve(n);
-  }
+  c10::SmallVector<Conv, 4> convs;
+  c10::SmallVector<std::optional<WeightKey>, 4> keys;
+  c10::SmallVector<PostOpArguments, 4> post_ops;
 
   void run(const Tensor& src, const Tensor& dst) {
-    std::vector<const WeightKey*> its_keys;
+    c10::SmallVector<const WeightKey*, 4> its_keys;
     for (const auto& key : keys) its_keys.push_back(key ? &*key : nullptr);
     convs.front().src = src.const_data_ptr<float>();
     convs.back().dst = dst.mutable_data_ptr<float>();
@@ -73,13 +67,12 @@ struct Chain {
 }  // namespace
 
 Tensor convolution_chain_cpu(const Tensor& src, at::OptionalIntArrayRef src_blocking, const at::TensorList weights,
-                             IntArrayRef channels, const c10::List<std::optional<Tensor>>& biases, IntArrayRef strides,
-                             IntArrayRef paddings, IntArrayRef dilations, IntArrayRef groups, int64_t block,
-                             const c10::List<std::optional<Tensor>>& scales,
-                             const c10::List<std::optional<Tensor>>& shifts, c10::string_view activations,
-                             at::ArrayRef<double> alphas, const std::optional<Tensor>& residual, bool residual_last) {
+                             IntArrayRef channels, OptionalTensors biases, IntArrayRef strides, IntArrayRef paddings,
+                             IntArrayRef dilations, IntArrayRef groups, int64_t block, OptionalTensors scales,
+                             OptionalTensors shifts, c10::string_view activations, at::ArrayRef<double> alphas,
+                             const std::optional<Tensor>& residual, bool residual_last) {
   const size_t n = weights.size();
-  const std::vector<c10::string_view> activation_names = split_words(activations);
+  const c10::SmallVector<c10::string_view, 4> activation_names = split_words(activations);
   TORCH_CHECK_VALUE(
       n > 0 && channels.size() == n + 1 && biases.size() == n && scales.size() == n && shifts.size() == n &&
           alphas.size() == n && activation_names.size() == n && groups.size() == n && strides.size() == 2 * n &&
@@ -87,7 +80,7 @@ Tensor convolution_chain_cpu(const Tensor& src, at::OptionalIntArrayRef src_bloc
       "convolution_chain: for ", n, " weights there are ", n,
       " of everything else, two numbers each of strides, paddings and dilations, and ", n + 1, " numbers of channels");
   TORCH_CHECK_TYPE(src.scalar_type() == at::kFloat, "convolution_chain: float32 only, got ", src.scalar_type());
-  Chain chain(n);
+  Chain chain;
   Shape shape(src.sizes()), strides_of_link(src.strides());
   const int64_t blocks[] = {1, block};
   for (size_t i = 0; i < n; i++) {
@@ -96,9 +89,8 @@ Tensor convolution_chain_cpu(const Tensor& src, at::OptionalIntArrayRef src_bloc
                           channels[i + 1], pair(strides, i), pair(paddings, i), pair(dilations, i), groups[i], block);
     shape = dst_shape(c, 4);
     strides_of_link = dense_strides(shape);
-    chain.post_ops.emplace_back(c, Physical(shape, strides_of_link, at::kFloat), biases.get(i), scales.get(i),
-                                shifts.get(i), i + 1 == n ? residual : std::nullopt, activation_names[i], alphas[i],
-                                residual_last);
+    chain.post_ops.emplace_back(c, Physical(shape, strides_of_link, at::kFloat), biases[i], scales[i], shifts[i],
+                                i + 1 == n ? residual : std::nullopt, activation_names[i], alphas[i], residual_last);
     chain.keys.push_back(weight_key(weights[i], weight_blocking(weights[i]), false));
     chain.convs.push_back(c);
   }

@@ -3,7 +3,6 @@
 // All take and return physical tensors (a blocked tensor's outer dims, then its inner blocks). A blocking is a flat
 // list of (axis, size), outermost inner block first; empty for a plain tensor.
 #pragma once
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -13,6 +12,9 @@
 #include "tensors.h"
 
 namespace torch_blocked {
+
+// A `Tensor?[]` without the dispatcher's boxes (boxed.h).
+using OptionalTensors = at::ArrayRef<std::optional<Tensor>>;
 
 Tensor reorder_cpu(const Tensor& src, SymIntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
                    IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype);
@@ -31,11 +33,10 @@ void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& s
                          const std::optional<Tensor>& scale, const std::optional<Tensor>& shift,
                          c10::string_view activation, double alpha);
 Tensor convolution_chain_cpu(const Tensor& src, at::OptionalIntArrayRef src_blocking, at::TensorList weights,
-                             IntArrayRef channels, const c10::List<std::optional<Tensor>>& biases, IntArrayRef strides,
-                             IntArrayRef paddings, IntArrayRef dilations, IntArrayRef groups, int64_t block,
-                             const c10::List<std::optional<Tensor>>& scales,
-                             const c10::List<std::optional<Tensor>>& shifts, c10::string_view activations,
-                             at::ArrayRef<double> alphas, const std::optional<Tensor>& residual, bool residual_last);
+                             IntArrayRef channels, OptionalTensors biases, IntArrayRef strides, IntArrayRef paddings,
+                             IntArrayRef dilations, IntArrayRef groups, int64_t block, OptionalTensors scales,
+                             OptionalTensors shifts, c10::string_view activations, at::ArrayRef<double> alphas,
+                             const std::optional<Tensor>& residual, bool residual_last);
 Tensor convolution_transpose_cpu(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
                                  IntArrayRef weight_size, IntArrayRef weight_blocking,
                                  const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding,

@@ -105,14 +105,19 @@ Shape dst_shape(const Conv& c, int64_t ndims) {
   return shape;
 }
 
+static Alive watch(const void* tensor) {
+  auto* const impl = static_cast<c10::TensorImpl*>(const_cast<void*>(tensor));
+  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(impl));
+  return [weak] { return !weak.expired(); };
+}
+
 std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking, bool transposed) {
   if (weight_blocking.size() < 4 || weight.is_inference()) return std::nullopt;
-  const c10::weak_intrusive_ptr<c10::TensorImpl> weak(weight.getIntrusivePtr());
   return WeightKey{weight.unsafeGetTensorImpl(),
                    weight._version(),
                    weight.const_data_ptr(),
                    int64_t(weight.nbytes()),
-                   [weak] { return !weak.expired(); },
+                   watch,
                    weight.scalar_type() == at::kFloat,  // what autocast casts is gone after a few calls
                    transposed};
 }

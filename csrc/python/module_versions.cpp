@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "all_of.h"
 #include "prefetch.h"
 
 namespace torch_blocked {
@@ -116,12 +117,12 @@ ModuleVersions::ModuleVersions(const std::vector<py::object>& modules) : modules
 
 bool ModuleVersions::hold(py::handle first) const {
   if (modules_.empty() || modules_.front().module != first.ptr()) return false;
-  for (const Module& module : modules_) module.prefetch();
-  return std::none_of(modules_.begin(), modules_.end(), [](const Module& module) { return module.changed(); });
+  return all_of(
+      modules_, [](const Module& module) { module.prefetch(); },
+      [](const Module& module) { return !module.changed(); });
 }
 
 std::pair<bool, bool> ModuleVersions::hold_with(py::handle first, const Contents* contents) const {
-  if (contents != nullptr) contents->prefetch();
   const bool held = hold(first);
   return {held, held && contents != nullptr && !contents->changed()};
 }

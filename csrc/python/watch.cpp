@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "all_of.h"
 #include "prefetch.h"
 
 namespace torch_blocked {
@@ -46,15 +47,11 @@ Contents::Contents(const pybind11::list& tensors) {
   for (c10::TensorImpl* const tensor : tensors_of(tensors)) contents_.emplace_back(tensor, Content(tensor));
 }
 
-void Contents::prefetch() const {
-  for (const auto& [tensor, content] : contents_) {
-    torch_blocked::prefetch(tensor);
-    __builtin_prefetch(content.storage._unsafe_get_target());
-  }
-}
-
 bool Contents::changed() const {
-  return !std::all_of(contents_.begin(), contents_.end(), [](const auto& each) { return each.second.is(each.first); });
+  using Each = std::pair<c10::TensorImpl*, Content>;
+  return !all_of(
+      contents_, [](const Each& each) { __builtin_prefetch(each.second.storage._unsafe_get_target()); },
+      [](const Each& each) { return each.second.is(each.first); });
 }
 
 int64_t Watch::number(const pybind11::list& objects) {

@@ -29,8 +29,6 @@ class Contents {
   // TypeError where one is no tensor.
   explicit Contents(const pybind11::list& tensors);
   bool changed() const;
-  // What `changed` will read; for all else the tensors may be gone.
-  void prefetch() const;
 
  private:
   std::vector<std::pair<c10::TensorImpl*, Content>> contents_;
