@@ -131,7 +131,10 @@ void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t b
   // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
   const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
+  const int64_t fewest = tile.cols / ncalls, wider = tile.cols % ncalls;  // columns a call; calls with one more
   const int64_t plane = tile.n * c.dst_image() + first_block * c.dst_block() + tile.od * c.dst_plane();
+  a.epilogue = plan.post_ops.at(first_block, blocks, plane);
+  const float* const residual = a.epilogue.residual;
   const bool first_alone = tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + tile.rows - 1);
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pairs_of_rows && row + 1 < tile.rows && (row > 0 || !first_alone);
@@ -139,17 +142,15 @@ void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t b
     a.taps = plan.taps.data() + taps.begin * c.kw;
     a.ntaps = (taps.end - taps.begin) * c.kw;
     a.wei = wei + taps.begin * c.kw * wei_tap;
-    for (int64_t call = 0; call < ncalls; call++) {
-      int64_t begin, end;
-      split(tile.cols, ncalls, call, begin, end);
+    const ConvKernel* const kernels = two ? plan.kernels.two_rows[blocks - 1] : plan.kernels.one_row[blocks - 1];
+    for (int64_t call = 0, begin = 0, cols; call < ncalls; call++, begin += cols) {
+      cols = fewest + (call < wider);
       a.src = tile.src + row * tile.src_row + begin * c.block;
-      a.src_prefetch = prefetch ? (end - begin) * c.block : 0;
-      const int64_t last = end - begin - 1;
-      const ConvKernel kernel = two ? plan.kernels.two_rows[blocks - 1][last] : plan.kernels.one_row[blocks - 1][last];
+      a.src_prefetch = prefetch ? cols * c.block : 0;
       const int64_t pixel = (tile.row + row) * dst_row + (tile.col + begin) * c.dst_pixel();
-      a.epilogue = plan.post_ops.at(first_block, blocks, plane + pixel);
+      if (residual) a.epilogue.residual = residual + pixel;
       a.dst = c.dst + plane + pixel;
-      kernel(a);
+      kernels[cols - 1](a);
     }
     row += two ? 2 : 1;
   }
