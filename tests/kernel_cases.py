@@ -120,11 +120,12 @@ def pair(n):
 
 def between_nans(x: Tensor) -> Tensor:
     """`x` as a view whose surroundings in memory are NaN: what reads outside it shows."""
-    big = torch.full([n + 2 for n in x.shape[:-1]] + [x.size(-1)], math.nan)
-    inside = big
-    for d in range(x.dim() - 1):
-        inside = inside.narrow(d, 1, x.size(d))
-    return inside.copy_(x)
+    order = sorted(range(x.dim()), key=lambda d: -x.stride(d))  # as its dims lie in memory
+    sizes = [x.size(d) for d in order]
+    inside = torch.full([n + 2 for n in sizes[:-1]] + sizes[-1:], math.nan)
+    for d, n in enumerate(sizes[:-1]):
+        inside = inside.narrow(d, 1, n)
+    return inside.permute([order.index(d) for d in range(x.dim())]).copy_(x)
 
 
 def run(x, w, b, args, src_format, wei_format, block, **post_ops):

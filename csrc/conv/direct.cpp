@@ -85,21 +85,6 @@ struct Tile {
   int64_t src_block, src_row;
 };
 
-// The rows [begin, end) of the filter that see src, not only padding, from any of the dst rows [oh, oh + rows).
-struct TapRows {
-  int64_t begin, end;
-};
-
-TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows) {
-  // Filter rows that lie above src row `ih` when the filter's first lies at `first`.
-  const auto rows_above = [&](int64_t ih, int64_t first) {
-    return ih <= first ? 0 : std::min(c.kh, (ih - first + c.dilation_h - 1) / c.dilation_h);
-  };
-  const int64_t first = oh * c.stride_h - c.pad_h, last = first + (rows - 1) * c.stride_h;
-  const int64_t begin = rows_above(0, last);
-  return {begin, std::max(begin, rows_above(c.ih, first))};
-}
-
 int64_t taps_of_row(const Conv& c, int64_t oh) {
   const TapRows taps = tap_rows(c, oh, 1);
   return taps.end - taps.begin;

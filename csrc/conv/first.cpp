@@ -1,7 +1,10 @@
 // Convolution of a plain src, whatever its strides: the first layer of a network, which reads an image of few channels.
 //
-// The window holds one plane a channel (and filter plane), and the filter's taps run over rows, columns and channels,
-// so the sum is one loop over a table; dst is blocked.
+// The filter's taps run over rows, columns and channels, so the sum is one loop over a table; dst is blocked. Where
+// rows of src are dense and no tap of theirs is left or right of it, columns of dst read it in place; others read a
+// window of it, one plane a channel (and filter plane).
+#include <list>
+
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -11,6 +14,8 @@
 namespace torch_blocked {
 namespace {
 
+constexpr int64_t line = 16;                  // floats
+constexpr int64_t fetched_ahead = 2;          // rows of dst, whose src is fetched before they are begun
 constexpr int64_t window_budget = 256 << 10;  // bytes: a part of a core's L2, which dst goes through, too
 
 bool can(const Conv& c) { return c.groups == 1 && c.src_md.is_plain() && c.kernels() != nullptr; }
@@ -18,84 +23,182 @@ bool can(const Conv& c) { return c.groups == 1 && c.src_md.is_plain() && c.kerne
 // Ohwi{b}o: the order of the taps.
 MemoryDesc weights(const Conv& c) { return dense_desc(c.wei_md, {0, 2, 3, 1}, {{0, c.block}}); }
 
+// Columns [begin, end) of dst whose src lies in one place.
+struct Columns {
+  int64_t begin, end;
+  bool in_place;  // in src itself: no tap of theirs is left or right of it
+  Conv conv;      // of them alone
+  Window window;
+  int64_t row, plane;  // floats from one src row, and from one plane of src, to the next
+  std::pmr::vector<int64_t> taps;
+
+  Columns(const Conv& c, int64_t first, int64_t last, bool stays, bool kernel_takes_stride, int64_t dst_rows,
+          std::pmr::memory_resource* memory)
+      : begin(first),
+        end(last),
+        in_place(stays),
+        conv(c),
+        window(conv_of_columns(), 1, kernel_takes_stride),
+        taps(memory) {
+    row = in_place ? c.src_md.strides[2] : window.row_size;
+    plane = in_place ? c.src_md.strides[1] : window.size(dst_rows);
+    taps.reserve(c.kd * c.kh * c.kw * c.ic);
+    for (int64_t kd = 0; kd < c.kd; kd++)
+      for (int64_t kh = 0; kh < c.kh; kh++)
+        for (int64_t kw = 0; kw < c.kw; kw++)
+          for (int64_t channel = 0; channel < c.ic; channel++)
+            taps.push_back((in_place ? kh * c.dilation_h * row + kw * c.dilation_w : window.tap(kh, kw)) +
+                           (kd * c.ic + channel) * plane);
+  }
+  int64_t copied() const { return in_place ? 0 : conv.ic * conv.kd * plane; }
+
+ private:
+  const Conv& conv_of_columns() {
+    conv.ow = end - begin;
+    conv.pad_w -= begin * conv.stride_w;
+    return conv;
+  }
+};
+
 struct Plan {
   const Conv& conv;
   const ConvKernels& kernels;
-  int64_t pixel;  // columns of the window from one dst pixel's to the next
+  int64_t pixel;  // columns of src from one dst pixel's to the next
   bool stream;
-  Window window;
   PaddedPostOps post_ops;
+  int64_t cols;    // of a row of dst in one call
   int64_t ntiles;  // of an image, each some dst rows
-  int64_t plane;   // floats from one plane's window to the next
-  InlineMemory<2048> memory;
-  std::pmr::vector<int64_t> taps;
+  InlineMemory<8192> memory;
+  std::pmr::list<Columns> columns{&memory};
 
-  explicit Plan(const Conv& c)
-      : conv(c),
-        kernels(*c.kernels()),
-        pixel(c.stride_w <= conv_max_plain_stride ? c.stride_w : 1),
-        stream(streams_dst(c)),
-        window(c, 1, pixel == c.stride_w),
-        post_ops(c),
-        taps(&memory) {
-    int64_t tile = 1;
-    while (tile < c.oh && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
-    ntiles = even_parts((c.oh + tile - 1) / tile, c.n * c.od, c.oh, c.nthreads);
-    plane = window.size((c.oh + ntiles - 1) / ntiles);
-    const auto window_taps = window.taps(&memory);
-    taps.reserve(c.kd * window_taps.size() * c.ic);
-    for (int64_t kd = 0; kd < c.kd; kd++)
-      for (const int64_t tap : window_taps)
-        for (int64_t channel = 0; channel < c.ic; channel++) taps.push_back(tap + (kd * c.ic + channel) * plane);
-  }
-  // From one dst row's window to the next.
-  int64_t window_row() const { return window.rows_per_dst * window.row_size; }
+  explicit Plan(const Conv& c);
+  bool takes_stride() const { return pixel == conv.stride_w; }
+  void split_columns(int64_t dst_rows);
 };
 
-// Some dst rows of one or two blocks of output channels; `dst` is the offset of the first row in block 0.
-void compute_rows(const Plan& plan, const float* window, int64_t dst, int64_t rows, int64_t oc_block) {
+Plan::Plan(const Conv& c)
+    : conv(c),
+      kernels(*c.kernels()),
+      pixel(c.stride_w <= conv_max_plain_stride ? c.stride_w : 1),
+      stream(streams_dst(c)),
+      post_ops(c) {
+  const int64_t ncalls = (c.ow + kernels.cols - 1) / kernels.cols;
+  cols = (c.ow + ncalls - 1) / ncalls;
+  const Window window(c, 1, takes_stride());
+  int64_t tile = 1;
+  while (tile < c.oh && c.ic * c.kd * window.size(tile + 1) * int64_t(sizeof(float)) <= window_budget) tile++;
+  ntiles = even_parts((c.oh + tile - 1) / tile, c.n * c.od, c.oh, c.nthreads);
+  split_columns((c.oh + ntiles - 1) / ntiles);
+}
+
+// Whole calls, of which those that see all columns inside src read it in place.
+void Plan::split_columns(int64_t dst_rows) {
+  const Conv& c = conv;
+  const bool can_stay = takes_stride() && c.src_md.strides[3] == 1 && c.kd == 1 && c.pad_d == 0;
+  const int64_t right = c.iw + c.pad_w - (c.kw - 1) * c.dilation_w;  // dst columns whose src begins before see all
+  const int64_t left = std::max<int64_t>(0, (c.pad_w + c.stride_w - 1) / c.stride_w);  // those that see padding
+  int64_t begin = (left + cols - 1) / cols * cols;
+  int64_t end = right <= 0 ? 0 : std::min(c.ow, (right + c.stride_w - 1) / c.stride_w);
+  if (end < c.ow) end = end / cols * cols;
+  if (!can_stay || begin >= end) begin = end = 0;
+  const auto add = [&](int64_t first, int64_t last, bool stays) {
+    if (first < last) columns.emplace_back(c, first, last, stays, takes_stride(), dst_rows, &memory);
+  };
+  add(0, begin, false);
+  add(begin, end, true);
+  add(end, c.ow, false);
+}
+
+// Some dst rows, from row `oh` of a plane on: the plane of src that they read and copies of its parts.
+struct Rows {
+  const float* src;
+  const float* copies;
+  int64_t oh, count;
+  int64_t dst;  // where they begin
+};
+
+// Fetches what a later row of dst reads anew for `cols` columns whose own src begins at `src`.
+void fetch_ahead(const Columns& columns, const float* src, int64_t cols) {
+  const Conv& c = columns.conv;
+  src += (fetched_ahead * c.stride_h + std::max<int64_t>(0, c.kh - c.stride_h)) * columns.row;
+  for (int64_t channel = 0; channel < c.ic; channel++)
+    for (int64_t row = 0; row < c.stride_h; row++)
+      for (int64_t i = 0; i < cols * c.stride_w; i += line)
+        __builtin_prefetch(src + channel * columns.plane + row * columns.row + i, 0, 2);
+}
+
+// The columns of one row of dst, which the kernel finds at `src` and writes at `dst`.
+void compute_columns(const Plan& plan, const Columns& columns, const float* src, int64_t dst, bool fetch,
+                     const ConvKernel* kernel_of_cols, ConvArgs& a) {
   const Conv& c = plan.conv;
-  const int64_t blocks = std::min<int64_t>(2, c.oc_blocks() - oc_block);
+  for (int64_t begin = columns.begin, n; begin < columns.end; begin += n, src += n * plan.pixel) {
+    n = std::min(plan.cols, columns.end - begin);
+    const int64_t at = dst + begin * c.block;
+    a.src = src;
+    a.dst = c.dst + at;
+    if (c.post_ops.residual) a.epilogue.residual = c.post_ops.residual + at;
+    if (fetch) fetch_ahead(columns, src, n);
+    kernel_of_cols[n - 1](a);
+  }
+}
+
+// One or two blocks of output channels.
+void compute_rows(const Plan& plan, const Rows& rows, int64_t oc_block) {
+  const Conv& c = plan.conv;
+  const int64_t blocks = std::min<int64_t>(2, c.oc_blocks() - oc_block), row_taps = c.kd * c.kw * c.ic;
   ConvArgs a{};
-  a.taps = plan.taps.data();
-  a.ntaps = plan.taps.size();
   a.nblocks = a.lanes = 1;
   a.wei_block = c.wei_md.strides[0];
-  a.wei = c.wei + oc_block * a.wei_block;
   a.dst_block = c.dst_block();
   a.first = a.last = true;
   a.stream = plan.stream;
   a.fetch_dst = !plan.stream && !c.dst_cached;
-  const int64_t ncalls = (c.ow + plan.kernels.cols - 1) / plan.kernels.cols, cols = (c.ow + ncalls - 1) / ncalls;
-  dst += oc_block * c.dst_block();
+  const int64_t dst = rows.dst + oc_block * c.dst_block();
   a.epilogue = plan.post_ops.at(oc_block, blocks, dst);
-  for (int64_t row = 0; row < rows; row++, dst += c.dst_row(), window += plan.window_row())
-    for (int64_t begin = 0, n; begin < c.ow; begin += n) {
-      n = std::min(cols, c.ow - begin);
-      const int64_t at = dst + begin * c.block;
-      a.src = window + begin * plan.pixel;
-      a.dst = c.dst + at;
-      if (c.post_ops.residual) a.epilogue.residual = c.post_ops.residual + at;
-      plan.kernels.plain_row[plan.pixel - 1][blocks - 1][n - 1](a);
+  const ConvKernel* const kernels = plan.kernels.plain_row[plan.pixel - 1][blocks - 1];
+  for (int64_t row = 0; row < rows.count; row++) {
+    const float* copy = rows.copies;
+    for (const Columns& columns : plan.columns) {
+      const TapRows inside = columns.in_place ? tap_rows(c, rows.oh + row, 1) : TapRows{0, c.kh};
+      const int64_t ih = (rows.oh + row) * c.stride_h - c.pad_h + inside.begin * c.dilation_h;
+      const float* const src = columns.in_place ? rows.src + ih * columns.row + columns.begin * c.stride_w - c.pad_w
+                                                : copy + row * columns.window.rows_per_dst * columns.row;
+      a.taps = columns.taps.data();
+      a.ntaps = (inside.end - inside.begin) * row_taps;
+      a.wei = c.wei + oc_block * a.wei_block + inside.begin * row_taps * c.block;
+      const bool fetch = plan.stream && columns.in_place && oc_block == 0;
+      compute_columns(plan, columns, src, dst + row * c.dst_row(), fetch, kernels, a);
+      copy += columns.copied();
     }
+  }
+}
+
+// What of an image's src plane `od` is not read in place.
+void copy_src(const Plan& plan, const float* src, int64_t od, int64_t oh, int64_t rows, float* to) {
+  for (const Columns& columns : plan.columns) {
+    const Conv& c = columns.conv;
+    for (int64_t plane = 0; plane < c.kd * c.ic && !columns.in_place; plane++, to += columns.plane)
+      columns.window.fill(src + plane % c.ic * c.src_md.strides[1], od, plane / c.ic, oh, rows, to,
+                          plan.kernels.copy_plain);
+  }
 }
 
 void run(const Conv& c) {
   const Plan plan(c);
+  int64_t copied = 0;
+  for (const Columns& columns : plan.columns) copied += columns.copied();
   parallel_for(c.n * c.od * plan.ntiles, c.nthreads, [&](int64_t tile_begin, int64_t tile_end) {
-    float* const window = Scratch::get(c.ic * c.kd * plan.plane);
+    float* const copies = Scratch::get(copied);
     for (int64_t tile = tile_begin; tile < tile_end; tile++) {
       const int64_t n = tile / plan.ntiles / c.od, od = tile / plan.ntiles % c.od;
-      int64_t row_begin, row_end;
-      split(c.oh, plan.ntiles, tile % plan.ntiles, row_begin, row_end);
+      int64_t begin, end;
+      split(c.oh, plan.ntiles, tile % plan.ntiles, begin, end);
       const float* const src = c.src + n * c.src_md.strides[0];
-      for (int64_t kd = 0; kd < c.kd; kd++)
-        for (int64_t channel = 0; channel < c.ic; channel++)
-          plan.window.fill(src + channel * c.src_md.strides[1], od, kd, row_begin, row_end - row_begin,
-                           window + (kd * c.ic + channel) * plan.plane, plan.kernels.copy_plain);
-      const int64_t dst = n * c.dst_image() + od * c.dst_plane() + row_begin * c.dst_row();
+      copy_src(plan, src, od, begin, end - begin, copies);
+      const int64_t dst = n * c.dst_image() + od * c.dst_plane() + begin * c.dst_row();
+      const Rows rows{src + od * c.stride_d * c.src_md.strides[4], copies, begin, end - begin, dst};
       for (int64_t oc_block = 0; oc_block < c.oc_blocks(); oc_block += 2)  // two blocks' weights stay in L1
-        compute_rows(plan, window, dst, row_end - row_begin, oc_block);
+        compute_rows(plan, rows, oc_block);
     }
     if (plan.stream) finish_streams();
   });
