@@ -18,6 +18,7 @@ aten = torch.ops.aten
 # name -> (n, ic, oc, src, kernel, stride, padding), Winograd's mode
 CONVOLUTIONS = {
     "1x1": ((2, 37, 20, (9, 8), (1, 1), (1, 1), (0, 0)), "never"),
+    "weights for several threads": ((2, 300, 250, (5, 4), (1, 1), (1, 1), (0, 0)), "never"),
     "3x3": ((3, 20, 37, (9, 8), (3, 3), (2, 1), (1, 1)), "never"),
     "winograd": ((2, 20, 37, (9, 7), (3, 3), (1, 1), (1, 1)), "f2"),
     "1-D": ((2, 17, 33, (20,), (3,), (1,), (1,)), "never"),

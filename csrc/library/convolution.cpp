@@ -1,9 +1,8 @@
-#include <ATen/ops/mul.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "../conv/conv.h"
+#include "../parallel.h"
 #include "operators.h"
 #include "problem.h"
 
@@ -79,14 +78,31 @@ void run(const char* name, void (*convolve_it)(const Conv&, const WeightKey*), C
   });
 }
 
+// Weights OIhw{b}i{b}o times a number of each input channel.
+void scale_weights(const Conv& c, const float* weight, const float* scale, float* scaled) {
+  constexpr int64_t least = int64_t(1) << 15;  // numbers that are worth a thread
+  const int64_t ic_blocks = c.group_ic_blocks() / c.kd, taps = c.kd * c.kh * c.kw, matrix = c.block * c.block;
+  const int64_t n = c.oc_blocks() * ic_blocks, nthreads = std::clamp<int64_t>(n * taps * matrix / least, 1, c.nthreads);
+  parallel_for(n, nthreads, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin * taps; k < end * taps; k++) {
+      const float* const factors = scale + k / taps % ic_blocks * c.block;
+      for (int64_t i = 0; i < c.block; i++)
+        for (int64_t at = k * matrix + i * c.block, o = 0; o < c.block; o++)
+          scaled[at + o] = weight[at + o] * factors[i];
+    }
+  });
+}
+
 // The convolution of src times `src_scale`, a number of each image and channel, (n, ceil(ic / block), 1, ..., block):
 // image by image, the weights times it, which are fewer numbers than src where that is large.
 void convolve_scaled(Conv c, const Tensor& weight, const Tensor& src_scale) {
-  const int64_t images = c.n, src_image = c.src_md.strides[0];
+  const Tensor scale = src_scale.contiguous();
+  const int64_t images = c.n, src_image = c.src_md.strides[0], scale_image = scale.numel() / images;
+  const PooledBuffer scaled(weight.numel());
   c.n = c.src_md.dims[0] = 1;
+  c.wei = scaled.data();
   for (int64_t i = 0; i < images; i++) {
-    const Tensor scaled = at::mul(weight, src_scale.select(0, i).unsqueeze(0).unsqueeze(-1));
-    c.wei = scaled.const_data_ptr<float>();
+    scale_weights(c, weight.const_data_ptr<float>(), scale.const_data_ptr<float>() + i * scale_image, scaled.data());
     convolve(c, nullptr);
     c.src += src_image;
     c.advance_dst(c.dst_image());
