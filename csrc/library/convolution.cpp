@@ -80,15 +80,18 @@ void run(const char* name, void (*convolve_it)(const Conv&, const WeightKey*), C
 
 // Weights OIhw{b}i{b}o times a number of each input channel.
 void scale_weights(const Conv& c, const float* weight, const float* scale, float* scaled) {
-  constexpr int64_t least = int64_t(1) << 15;  // numbers that are worth a thread
+  constexpr int64_t least = int64_t(1) << 13;  // numbers that are worth a thread
   const int64_t ic_blocks = c.group_ic_blocks() / c.kd, taps = c.kd * c.kh * c.kw, matrix = c.block * c.block;
   const int64_t n = c.oc_blocks() * ic_blocks, nthreads = std::clamp<int64_t>(n * taps * matrix / least, 1, c.nthreads);
   parallel_for(n, nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin * taps; k < end * taps; k++) {
       const float* const factors = scale + k / taps % ic_blocks * c.block;
-      for (int64_t i = 0; i < c.block; i++)
-        for (int64_t at = k * matrix + i * c.block, o = 0; o < c.block; o++)
-          scaled[at + o] = weight[at + o] * factors[i];
+      for (int64_t i = 0; i < c.block; i++) {
+        const float factor = factors[i];
+        const float* const from = weight + k * matrix + i * c.block;
+        float* const __restrict to = scaled + k * matrix + i * c.block;
+        for (int64_t o = 0; o < c.block; o++) to[o] = from[o] * factor;
+      }
     }
   });
 }
