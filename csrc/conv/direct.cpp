@@ -83,6 +83,7 @@ struct Tile {
   int64_t ic_begin, ic_end;
   const float* src;  // the window's first channel block, or src at this tile (flat)
   int64_t src_block, src_row;
+  const float *next = nullptr, *next_end = nullptr;  // what is to be fetched of the src that is copied after this
 };
 
 int64_t taps_of_row(const Conv& c, int64_t oh) {
@@ -92,7 +93,7 @@ int64_t taps_of_row(const Conv& c, int64_t oh) {
 
 // One or two output channel blocks over the whole tile. Of an odd number of rows the one with the fewest taps, the
 // first or the last, is by itself.
-void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t blocks, bool prefetch) {
+void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks, bool prefetch) {
   const Conv& c = plan.conv;
   const int64_t dst_row = plan.flat ? 0 : c.dst_row();
   ConvArgs a;
@@ -135,6 +136,8 @@ void multiply(const Plan& plan, const Tile& tile, int64_t first_block, int64_t b
       const int64_t pixel = (tile.row + row) * dst_row + (tile.col + begin) * c.dst_pixel();
       if (residual) a.epilogue.residual = residual + pixel;
       a.dst = c.dst + plane + pixel;
+      a.next = row + call > 0 && tile.next < tile.next_end ? tile.next : nullptr;  // the first call fetches weights
+      if (a.next) tile.next += a.nblocks * a.ntaps * wei_tap;
       kernels[cols - 1](a);
     }
     row += two ? 2 : 1;
@@ -161,6 +164,22 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
                      plan.kernels.copy_pixels);
 }
 
+// Has the src fetched that is read after this tile's of `group`: the next group's before group `last`, else that of
+// group `first` of the next image; where each is one piece of memory. Groups have so few products for a pixel that
+// copying src from memory would take a sixth of the time.
+void fetch_next(const Plan& plan, Tile& tile, int64_t group, int64_t first, int64_t last) {
+  const Conv& c = plan.conv;
+  const int64_t* strides = c.src_md.strides;
+  const bool one_piece = c.groups > 1 && !plan.in_place && c.id == 1 && tile.rows == c.oh &&
+                         plan.ic_chunk == plan.ic_blocks && strides[2] == c.iw * c.block &&
+                         strides[1] == c.ih * strides[2];
+  const bool same_image = group + 1 < last;
+  if (!one_piece || (!same_image && tile.n + 1 == c.n)) return;
+  const int64_t n = same_image ? tile.n : tile.n + 1, next = same_image ? group + 1 : first;
+  tile.next = c.src + n * strides[0] + next * plan.ic_blocks * strides[1];
+  tile.next_end = tile.next + plan.ic_blocks * strides[1];
+}
+
 // Output channel blocks [oc_begin, oc_end) of units [begin, end) of a plane.
 void compute_tile(const Plan& plan, int64_t plane, int64_t begin, int64_t end, int64_t oc_begin, int64_t oc_end) {
   Tile tile;
@@ -171,12 +190,14 @@ void compute_tile(const Plan& plan, int64_t plane, int64_t begin, int64_t end, i
   tile.col = plan.flat ? begin * plan.kernels.cols : 0;
   tile.cols = plan.flat ? std::min(end * plan.kernels.cols, plan.conv.oh * plan.conv.ow) - tile.col : plan.conv.ow;
   float* const scratch = plan.in_place ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
-  for (int64_t group = oc_begin / plan.oc_blocks; group * plan.oc_blocks < oc_end; group++) {
+  const int64_t first_group = oc_begin / plan.oc_blocks, last_group = (oc_end + plan.oc_blocks - 1) / plan.oc_blocks;
+  for (int64_t group = first_group; group < last_group; group++) {
     const int64_t from = std::max(oc_begin, group * plan.oc_blocks);
     const int64_t to = std::min(oc_end, (group + 1) * plan.oc_blocks);
     for (tile.ic_begin = 0; tile.ic_begin < plan.ic_blocks; tile.ic_begin = tile.ic_end) {
       tile.ic_end = std::min(plan.ic_blocks, tile.ic_begin + plan.ic_chunk);
       read_src(plan, tile, group, scratch);
+      fetch_next(plan, tile, group, first_group, last_group);
       for (int64_t block = from; block < to; block += 2)
         multiply(plan, tile, block, std::min<int64_t>(2, to - block), plan.flat && block == from);
     }

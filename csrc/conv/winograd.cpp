@@ -159,7 +159,7 @@ void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t planes,
     const int64_t plane = call / ncalls;
     int64_t begin, end;
     split(tiles, ncalls, call % ncalls, begin, end);
-    a.next_wei = planes * ncalls > 1 && call < 2 ? next_wei + call * a.wei_block : nullptr;
+    a.next = planes * ncalls > 1 && call < 2 ? next_wei + call * a.wei_block : nullptr;
     a.src = of.src + plane * plan.src_plane() + begin * plan.conv.block;
     a.dst = of.dst + plane * plan.dst_plane() + begin * plan.conv.block;
     kernels[end - begin - 1](a);

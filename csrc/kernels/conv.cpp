@@ -47,8 +47,7 @@ template <int Pixel, int Rows, int Cols, int Blocks>
 __attribute__((noinline)) void convolve(const ConvArgs& a) {
   constexpr bool plain = Pixel < block;
   const int64_t src_row = a.src_row, wei_block = a.wei_block, ahead = a.src_prefetch;
-  const int64_t wei_ahead = a.next_wei ? a.next_wei - a.wei : wei_prefetch,
-                wei_ahead_block = a.next_wei ? 0 : wei_block;
+  const int64_t wei_ahead = a.next ? a.next - a.wei : wei_prefetch, wei_ahead_block = a.next ? 0 : wei_block;
   const bool stream = a.stream;
   Vec acc[Blocks][Rows * Cols];
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {

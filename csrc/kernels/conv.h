@@ -40,9 +40,9 @@ struct ConvArgs {
   const float* wei;
   int64_t wei_block;     // to the next block of output channels
   int64_t wei_ic_block;  // from the first tap of an ic block to that of the next
-  // Weights of a block of output channels that a later call reads, fetched at the pace of this call's own; null for
+  // As much as a block's weights of what later calls read, fetched at the pace of this call's own weights; null for
   // those of this call itself, some way ahead.
-  const float* next_wei = nullptr;
+  const float* next = nullptr;
   float* dst;
   int64_t dst_block, dst_row;
   int64_t dst_step = 1;    // from one pixel of a row to the next, in pixels
