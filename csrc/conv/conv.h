@@ -107,6 +107,9 @@ const Algorithm& choose(const Conv& conv, double uses, bool packing = true);
 
 // Runs it, with weights kept between calls where there is a `key` to keep them under.
 void convolve(const Conv& conv, const WeightKey* key);
+// That of src times `src_scale`, a number of each image and channel, padded to whole blocks. Both are in float32, the
+// weights dense and OIhw{b}i{b}o, without groups.
+void convolve_scaled(const Conv& conv, const float* src_scale);
 // The transposed convolution whose src and dst are conv's and whose wei is (ic, oc / groups, kh, kw): the gradient,
 // with respect to its src, of the convolution of these strides, paddings, dilations and groups from dst to src, whose
 // wei it is. src is blocked as dst.

@@ -170,10 +170,11 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
 void fetch_next(const Plan& plan, Tile& tile, int64_t group, int64_t first, int64_t last) {
   const Conv& c = plan.conv;
   const int64_t* strides = c.src_md.strides;
-  const bool one_piece = c.groups > 1 && !plan.in_place && c.id == 1 && tile.rows == c.oh &&
+  const bool one_piece = c.groups > 1 && !plan.in_place && c.id == 1 && c.kd == 1 && tile.rows == c.oh &&
                          plan.ic_chunk == plan.ic_blocks && strides[2] == c.iw * c.block &&
                          strides[1] == c.ih * strides[2];
   const bool same_image = group + 1 < last;
+  tile.next = tile.next_end = nullptr;
   if (!one_piece || (!same_image && tile.n + 1 == c.n)) return;
   const int64_t n = same_image ? tile.n : tile.n + 1, next = same_image ? group + 1 : first;
   tile.next = c.src + n * strides[0] + next * plan.ic_blocks * strides[1];

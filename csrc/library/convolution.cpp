@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "../conv/conv.h"
-#include "../parallel.h"
 #include "operators.h"
 #include "problem.h"
 
@@ -78,40 +77,6 @@ void run(const char* name, void (*convolve_it)(const Conv&, const WeightKey*), C
   });
 }
 
-// Weights OIhw{b}i{b}o times a number of each input channel.
-void scale_weights(const Conv& c, const float* weight, const float* scale, float* scaled) {
-  constexpr int64_t least = int64_t(1) << 13;  // numbers that are worth a thread
-  const int64_t ic_blocks = c.group_ic_blocks() / c.kd, taps = c.kd * c.kh * c.kw, matrix = c.block * c.block;
-  const int64_t n = c.oc_blocks() * ic_blocks, nthreads = std::clamp<int64_t>(n * taps * matrix / least, 1, c.nthreads);
-  parallel_for(n, nthreads, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin * taps; k < end * taps; k++) {
-      const float* const factors = scale + k / taps % ic_blocks * c.block;
-      for (int64_t i = 0; i < c.block; i++) {
-        const float factor = factors[i];
-        const float* const from = weight + k * matrix + i * c.block;
-        float* const __restrict to = scaled + k * matrix + i * c.block;
-        for (int64_t o = 0; o < c.block; o++) to[o] = from[o] * factor;
-      }
-    }
-  });
-}
-
-// The convolution of src times `src_scale`, a number of each image and channel, (n, ceil(ic / block), 1, ..., block):
-// image by image, the weights times it, which are fewer numbers than src where that is large.
-void convolve_scaled(Conv c, const Tensor& weight, const Tensor& src_scale) {
-  const Tensor scale = src_scale.contiguous();
-  const int64_t images = c.n, src_image = c.src_md.strides[0], scale_image = scale.numel() / images;
-  const PooledBuffer scaled(weight.numel());
-  c.n = c.src_md.dims[0] = 1;
-  c.wei = scaled.data();
-  for (int64_t i = 0; i < images; i++) {
-    scale_weights(c, weight.const_data_ptr<float>(), scale.const_data_ptr<float>() + i * scale_image, scaled.data());
-    convolve(c, nullptr);
-    c.src += src_image;
-    c.advance_dst(c.dst_image());
-  }
-}
-
 void check_src_scale(const Conv& c, const Tensor& src, IntArrayRef weight_blocking, const Tensor& weight,
                      const Tensor& src_scale) {
   const int64_t block = c.src_md.single_block(1);
@@ -148,8 +113,9 @@ Tensor convolution_cpu(const Tensor& given_src, at::OptionalIntArrayRef maybe_sr
   const PostOpArguments post_ops(c, dst, bias, scale, shift, residual, activation, alpha, residual_last);
   if (dst.numel() == 0) return dst;
   if (scaled) {
-    c.src = src.const_data_ptr<float>(), c.dst = dst.mutable_data_ptr<float>();
-    or_out_of_memory("convolution", [&] { convolve_scaled(c, weight, *src_scale); });
+    const Tensor scale = src_scale->contiguous();
+    c.src = src.const_data_ptr<float>(), c.dst = dst.mutable_data_ptr<float>(), c.wei = weight.const_data_ptr<float>();
+    or_out_of_memory("convolution", [&] { convolve_scaled(c, scale.const_data_ptr<float>()); });
   } else {
     run("convolution", convolve, c, src, weight, weight_blocking, dst);
   }

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "all_of.h"
 #include "prefetch.h"
@@ -32,7 +33,7 @@ uint64_t version_of([[maybe_unused]] PyObject* dict) {
 #if PY_VERSION_HEX < 0x030C0000
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
 #else
-  static uint64_t asked = 0;  // nothing is known to be as it was
+  static std::atomic<uint64_t> asked = 0;  // nothing is known to be as it was
   return ++asked;
 #endif
 }
