@@ -28,6 +28,7 @@ struct Tile {
   const char* src;
   char* dst;
   Span rows, cols;
+  int64_t count;         // of the same, each at the next index of the axis of repeats
   const char* next_src;  // what is read a chunk of src later, or null
 };
 
@@ -41,7 +42,7 @@ struct Implementation {
 
 // Rows or columns of padding are a second call with nothing to read.
 void run_copy(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src] = tile;
   const int64_t size = cols.size * plan.element_size, padded_size = cols.padded_size * plan.element_size;
   // Cache lines go past the caches where they are written at once.
   const bool stream = plan.stream && (padded_size % 64 == 0 || plan.axis(Role::Cols).steps() == 1);
@@ -62,12 +63,23 @@ ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t e
 
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto transpose = transpose_of(kernels, plan.element_size);
-  const auto& [src, dst, rows, cols, next_src] = tile;
-  if (cols.size > 0)
-    transpose(src, rows.src, dst, cols.dst, rows.size, rows.padded_size, cols.size, {plan.stream, next_src});
-  if (cols.size < cols.padded_size)
-    transpose(nullptr, {}, dst, cols.dst.from(cols.size), 0, rows.padded_size, cols.padded_size - cols.size,
-              {plan.stream});
+  const auto& [src, dst, rows, cols, count, next_src] = tile;
+  Matrix matrix{src,
+                rows.src,
+                dst,
+                cols.dst,
+                rows.size,
+                rows.padded_size,
+                cols.size,
+                count,
+                plan.repeated.src,
+                plan.repeated.dst};
+  if (cols.size > 0) transpose(matrix, {plan.stream, next_src});
+  if (cols.size == cols.padded_size) return;
+  matrix.rows = 0;
+  matrix.dst_rows = cols.dst.from(cols.size);
+  matrix.cols = cols.padded_size - cols.size;
+  transpose(matrix, {plan.stream});
 }
 
 // The rows of 16 elements between a transpose and an interleave: `group` of them for each line of 64 bytes.
@@ -85,28 +97,29 @@ struct Between {
 };
 
 void run_interleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src] = tile;
   const int64_t lines = cols.padded_size;
   Between between;
-  transpose_of(kernels, plan.element_size)(src, rows.src, between.rows, between.offsets(plan.group), rows.size, 16,
-                                           lines * plan.group, {});
+  transpose_of(kernels, plan.element_size)(
+      {src, rows.src, between.rows, between.offsets(plan.group), rows.size, 16, lines * plan.group}, {});
   const auto interleave = plan.group == 4 ? kernels.interleave_1 : kernels.interleave_2;
   interleave(between.rows, dst, cols.dst.each, lines, plan.run, plan.stream);
 }
 
 void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src] = tile;
   const int64_t lines = rows.padded_size;
   Between between;
   const auto deinterleave = plan.group == 4 ? kernels.deinterleave_1 : kernels.deinterleave_2;
   deinterleave(src, rows.src.each, between.rows, lines, plan.run);
-  transpose_of(kernels, plan.element_size)(between.rows, between.offsets(plan.group), dst, cols.dst, lines * plan.group,
-                                           lines * plan.group, cols.size, {plan.stream});
+  transpose_of(kernels, plan.element_size)(
+      {between.rows, between.offsets(plan.group), dst, cols.dst, lines * plan.group, lines * plan.group, cols.size},
+      {plan.stream});
 }
 
 template <int element_size>
 void run_elements(const Tile& tile) {
-  const auto& [src, dst, rows, cols, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src] = tile;
   for (int64_t r = 0; r < rows.padded_size; r++) {
     char* to = dst + rows.dst.each[r];
     const int64_t size = r < rows.size ? cols.size : 0;
@@ -148,6 +161,7 @@ void choose(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_
     Plan plan = described;
     if (!implementation.plan(plan)) continue;
     if (plan.stream) find_chunks(plan);
+    write_tables(plan);
     planned = {src_md, dst_md, element_size, &implementation, std::move(plan)};
     return;
   }
@@ -174,48 +188,10 @@ const Planned& plan_once(const MemoryDesc& src_md, const MemoryDesc& dst_md, int
 
 // ---- the loops
 
-// The spans of one axis. Their offsets are written once for all that begin at the same place of a period.
-class SpanTable {
- public:
-  explicit SpanTable(const Axis& axis) : axis_(axis) {}
-
-  Span get(int64_t begin) {
-    const int64_t padded_size = std::min(axis_.step, axis_.padded - begin);
-    if (!axis_.src_adjacent) fill(axis_.src, begin, padded_size, src_);
-    if (!axis_.dst_adjacent) fill(axis_.dst, begin, padded_size, dst_);
-    return {std::min(axis_.dim - begin, padded_size),
-            padded_size,
-            {src_.offsets.data(), src_.stride},
-            {dst_.offsets.data(), dst_.stride}};
-  }
-
- private:
-  struct Table {
-    int64_t phase = -1;
-    std::vector<int64_t> offsets;
-    int64_t stride = 0;
-  };
-
-  static void fill(const Offsets& offsets, int64_t begin, int64_t size, Table& table) {
-    const int64_t phase = offsets.affine() ? 0 : begin % offsets.period();
-    if (phase == table.phase && size <= int64_t(table.offsets.size())) return;
-    table.phase = phase;
-    table.offsets.resize(size);
-    if (offsets.affine()) {
-      table.stride = offsets.stride;
-      for (int64_t i = 0; i < size; i++) table.offsets[i] = i * offsets.stride;
-      return;
-    }
-    int64_t i = phase, base = -offsets.inner[phase];
-    for (int64_t& offset : table.offsets) {
-      offset = base + offsets.inner[i];
-      if (++i == offsets.period()) i = 0, base += offsets.stride;
-    }
-  }
-
-  const Axis& axis_;
-  Table src_, dst_;
-};
+Span span_of(const Axis& axis, int64_t begin) {
+  const int64_t padded_size = std::min(axis.step, axis.padded - begin);
+  return {std::min(axis.dim - begin, padded_size), padded_size, axis.src.rows(begin), axis.dst.rows(begin)};
+}
 
 // The tiles of a plan in the order of its loops, from the tile numbered `first`.
 class TileLoop {
@@ -226,8 +202,6 @@ class TileLoop {
         tile_of_chunk_(first % plan.chunk_tiles),
         src_(src),
         dst_(dst),
-        rows_(plan.axis(Role::Rows)),
-        cols_(plan.axis(Role::Cols)),
         places_(axes_.size()) {
     for (size_t a = axes_.size(); a-- > 0; first /= axes_[a].steps()) move(a, first % axes_[a].steps() * axes_[a].step);
   }
@@ -244,7 +218,7 @@ class TileLoop {
   }
 
   Tile tile() const {
-    Tile tile{src_ + (in_padding_ ? 0 : src_offset_), dst_ + dst_offset_, row_span_, col_span_, next_src()};
+    Tile tile{src_ + (in_padding_ ? 0 : src_offset_), dst_ + dst_offset_, row_span_, col_span_, count_, next_src()};
     if (in_padding_) tile.rows.size = tile.cols.size = 0;
     return tile;
   }
@@ -265,12 +239,13 @@ class TileLoop {
   void move(size_t a, int64_t begin) {
     const Axis& axis = axes_[a];
     Place& place = places_[a];
-    const int64_t src = axis.src.at(begin), dst = axis.dst.at(begin);
+    const int64_t src = axis.src.origin(begin), dst = axis.dst.origin(begin);
     src_offset_ += src - place.src;
     dst_offset_ += dst - place.dst;
     in_padding_ += int(begin >= axis.dim) - int(place.begin >= axis.dim);
-    if (axis.role == Role::Rows) row_span_ = rows_.get(begin);
-    if (axis.role == Role::Cols) col_span_ = cols_.get(begin);
+    if (axis.role == Role::Rows) row_span_ = span_of(axis, begin);
+    if (axis.role == Role::Cols) col_span_ = span_of(axis, begin);
+    if (axis.role == Role::Repeats) count_ = std::min(axis.step, axis.dim - begin);
     place.begin = begin;
     place.src = src;
     place.dst = dst;
@@ -283,8 +258,8 @@ class TileLoop {
   char* dst_;
   int64_t src_offset_ = 0, dst_offset_ = 0;
   int in_padding_ = 0;  // axes whose place is past their logical dim
-  SpanTable rows_, cols_;
   Span row_span_{}, col_span_{};
+  int64_t count_ = 1;
   std::vector<Place> places_;
 };
 

@@ -182,7 +182,7 @@ void order_loops(Plan& plan) {
   std::stable_sort(plan.axes.begin(), plan.axes.end(), [&](const Axis& a, const Axis& b) { return far(a) > far(b); });
 }
 
-constexpr int64_t tile_numel = 16 * 1024;
+constexpr int64_t tile_numel = 16 * 1024, tile_bytes = 32 * 1024;
 
 // Lengthens an axis by the loops that continue it on `side`: the columns of oihw -> OIhw16i16o are i * h * w, not h *
 // w.
@@ -202,7 +202,7 @@ void set_run_step(Axis& axis, int64_t run, int64_t across, int64_t element_size)
   if (run > 0)
     axis.step = run;
   else
-    set_even_steps(axis, across < some ? tile_numel / across : some, element_size);
+    set_even_steps(axis, across < some ? tile_bytes / element_size / across : some, element_size);
 }
 
 }  // namespace
@@ -246,7 +246,9 @@ bool plan_copy(Plan& plan) {
   return false;
 }
 
-bool plan_transpose(Plan& plan) {
+namespace {
+
+bool plan_tiles(Plan& plan) {
   if (!is_transpose(plan)) return false;
   Axis *unit_in_src = unit_axis(plan, &Axis::src), *unit_in_dst = unit_axis(plan, &Axis::dst);
   unit_in_dst->role = Role::Rows;
@@ -266,7 +268,19 @@ bool plan_transpose(Plan& plan) {
   return true;
 }
 
-namespace {
+// Where tiles are small, some of the innermost loop becomes the kernel's own.
+void find_repeats(Plan& plan) {
+  const auto several = [](const Axis& axis) { return axis.steps() > 1; };
+  const auto inner = std::find_if(plan.axes.rbegin(), plan.axes.rend(), several);
+  if (inner == plan.axes.rend() || inner->role != Role::Loop || inner->dim != inner->padded) return;
+  if (!inner->src.affine() || !inner->dst.affine()) return;
+  const auto numel = [](const Axis& axis) { return std::min(axis.step, axis.padded); };
+  const int64_t count = tile_numel / 4 / (numel(plan.axis(Role::Rows)) * numel(plan.axis(Role::Cols)));
+  if (count < 2) return;
+  inner->role = Role::Repeats;
+  inner->step = std::min(count, inner->dim);
+  plan.repeated = {inner->src.stride, inner->dst.stride};
+}
 
 bool adjacent(const Axis& axis, const Offsets& offsets, int64_t element_size) {
   return axis.dim == axis.padded && offsets.affine() && offsets.stride == element_size;
@@ -293,7 +307,7 @@ bool plan_groups(Plan& plan, Role across, Role along, Offsets Axis::* apart, Off
     if (&axis != group && &axis != run) axes.push_back(axis);
   plan.axes = std::move(axes);
   const int64_t element_size = std::exchange(plan.element_size, bytes);
-  if (!plan_transpose(plan)) return false;
+  if (!plan_tiles(plan)) return false;
   plan.element_size = element_size;
 
   Axis& runs = plan.axis(across);
@@ -347,6 +361,25 @@ void find_chunks(Plan& plan) {
     plan.chunk_loop = loop;
     for (size_t a = loop; a < plan.axes.size(); a++) plan.chunk_tiles *= plan.axes[a].steps();
   }
+}
+
+void write_tables(Plan& plan) {
+  const auto write = [](Offsets& offsets, int64_t step) {
+    offsets.table.resize(offsets.period() - 1 + step);
+    for (size_t i = 0; i < offsets.table.size(); i++) offsets.table[i] = offsets.at(i);
+  };
+  for (Axis& axis : plan.axes) {
+    if (axis.role != Role::Rows && axis.role != Role::Cols) continue;
+    const int64_t step = std::min(axis.step, axis.padded);
+    if (!axis.src_adjacent) write(axis.src, step);
+    if (!axis.dst_adjacent) write(axis.dst, step);
+  }
+}
+
+bool plan_transpose(Plan& plan) {
+  if (!plan_tiles(plan)) return false;
+  if (!plan.stream) find_repeats(plan);  // else each tile fetches what a later one reads
+  return true;
 }
 
 bool plan_interleave(Plan& plan) { return plan_groups(plan, Role::Cols, Role::Rows, &Axis::src, &Axis::dst); }

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/reorder.h"
 #include "memory_desc.h"
 
 // Note [Reorder by tiles]
@@ -27,13 +28,20 @@ namespace torch_blocked::reorder_plan {
 struct Offsets {
   int64_t stride = 0;          // of a whole period
   std::vector<int64_t> inner;  // within one period; empty where that is one index
+  std::vector<int64_t> table;  // of every index of a step, wherever in a period it begins; empty where none is needed
 
   bool affine() const { return inner.empty(); }
   int64_t period() const { return affine() ? 1 : int64_t(inner.size()); }
   int64_t at(int64_t i) const { return affine() ? i * stride : i / period() * stride + inner[i % period()]; }
+
+  // A step's offsets and where they count from.
+  RowOffsets rows(int64_t begin) const {
+    return table.empty() ? RowOffsets() : RowOffsets{table.data() + begin % period(), affine() ? stride : 0};
+  }
+  int64_t origin(int64_t begin) const { return table.empty() ? at(begin) : begin / period() * stride; }
 };
 
-enum class Role { Loop, Rows, Cols };
+enum class Role { Loop, Repeats, Rows, Cols };
 
 // A logical axis, a part of one, or several as one.
 struct Axis {
@@ -55,6 +63,10 @@ struct Plan {
   // loops from `chunk_loop` on make. 0 bytes where it is not.
   int64_t chunk = 0, chunk_tiles = 1;
   size_t chunk_loop = 0;
+  // The distances of the tiles that one call takes, along the axis of repeats if there is any.
+  struct {
+    int64_t src = 0, dst = 0;
+  } repeated = {};
 
   const Axis& axis(Role role) const {
     return *std::find_if(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.role == role; });
@@ -68,8 +80,9 @@ Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t elemen
 // Most groups in a tile of plan_interleave and plan_deinterleave.
 constexpr int64_t max_groups = 256;
 
-// Finds the smallest chunks of a plan whose axes have their roles.
+// Of a plan whose axes have their roles and steps: the smallest chunks, and the tables.
 void find_chunks(Plan& plan);
+void write_tables(Plan& plan);
 
 // Each gives the axes their roles and steps; false where its implementation cannot be used.
 bool plan_copy(Plan& plan);

@@ -10,6 +10,21 @@
 namespace torch_blocked {
 namespace {
 
+// What is read later: `bytes` bytes for as many of this matrix, or the same rows farther along.
+template <class Tile>
+[[gnu::always_inline]] inline void fetch(const Matrix& matrix, int64_t r, int64_t c, const char*& next_src) {
+  constexpr int64_t row_bytes = Tile::cols * Tile::element_size, bytes = Tile::rows * row_bytes;
+  if (next_src != nullptr) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next_src + i);
+    next_src += bytes;
+  } else if (c * Tile::element_size % 64 < row_bytes) {  // once a cache line
+    const int64_t* const rows = matrix.src_rows.each;
+    const int64_t src_row = matrix.rows > 1 ? rows[1] - rows[0] : 64, step = 64 / std::clamp<int64_t>(src_row, 1, 64);
+    for (int64_t i = r; i < std::min(matrix.rows, r + Tile::rows); i += step)
+      __builtin_prefetch(matrix.src + rows[i] + c * Tile::element_size + prefetch_distance(true));
+  }
+}
+
 // A tile with only `rows` src rows: the others are zeros.
 template <class Tile, bool stream>
 [[gnu::noinline]] void transpose_padded_tile(const char* src, const int64_t* src_rows, char* dst,
@@ -21,105 +36,106 @@ template <class Tile, bool stream>
   Tile::template run<stream>(src, padded_rows, dst, dst_rows);
 }
 
-// The tile that begins in row r and column c, or where it would end outside, the last one.
-template <class Tile, bool stream>
-[[gnu::always_inline]] inline void transpose_tile(const char* src, const int64_t* src_rows, char* dst,
-                                                  const int64_t* dst_rows, int64_t rows, int64_t padded_rows,
-                                                  int64_t cols, int64_t r, int64_t c, const char*& next_src) {
-  r = std::min(r, padded_rows - Tile::rows);
-  c = std::min(c, cols - Tile::cols);
-  const char* const from = src + c * Tile::element_size;
-  char* const to = dst + r * Tile::element_size;
-  if (next_src != nullptr) {
-    constexpr int64_t bytes = Tile::rows * Tile::cols * Tile::element_size;
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next_src + i);
-    next_src += bytes;
-  } else if (stream && (c * Tile::element_size) % 64 < Tile::cols * Tile::element_size) {  // once a cache line
-    const int64_t src_row = rows > 1 ? src_rows[1] - src_rows[0] : 64, step = 64 / std::clamp<int64_t>(src_row, 1, 64);
-    for (int64_t i = r; i < std::min(rows, r + Tile::rows); i += step)
-      __builtin_prefetch(from + src_rows[i] + prefetch_distance(stream));
-  }
-  if (rows - r >= Tile::rows) [[likely]]
-    Tile::template run<stream>(from, src_rows + r, to, dst_rows + c);
+// The tile that begins in row r and column c, all of whose src rows there are unless `padded`.
+template <class Tile, bool stream, bool padded>
+[[gnu::always_inline]] inline void transpose_tile(const Matrix& matrix, int64_t r, int64_t c, const char*& next_src) {
+  if constexpr (stream) fetch<Tile>(matrix, r, c, next_src);
+  const char* const src = matrix.src + c * Tile::element_size;
+  char* const dst = matrix.dst + r * Tile::element_size;
+  if (padded && matrix.rows - r < Tile::rows)
+    transpose_padded_tile<Tile, stream>(src, matrix.src_rows.each + r, dst, matrix.dst_rows.each + c, matrix.rows - r);
   else
-    transpose_padded_tile<Tile, stream>(from, src_rows + r, to, dst_rows + c, rows - r);
+    Tile::template run<stream>(src, matrix.src_rows.each + r, dst, matrix.dst_rows.each + c);
 }
 
-// At least one tile. The last tile of a row or a column overlaps the one before it instead of being cut; a narrow or a
-// short one does where that is enough.
-// A few dst rows at a time, each in its full length, or with `along_src` a few src rows.
+// The last tile of a row or a column overlaps the one before it instead of being cut; a narrow or a short one does
+// where that is enough.
 template <class Tile, class NarrowTile, class ShortTile, bool stream>
-void transpose_tiles(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                     int64_t padded_rows, int64_t cols, const char* next_src, bool along_src) {
-  const int64_t outer_end = along_src ? padded_rows : cols, outer_step = along_src ? Tile::rows : Tile::cols;
-  const int64_t inner_end = along_src ? cols : padded_rows, inner_step = along_src ? Tile::cols : Tile::rows;
-  for (int64_t outer = 0; outer < outer_end; outer += outer_step)
-    for (int64_t inner = 0; inner < inner_end; inner += inner_step) {
-      const int64_t r = along_src ? outer : inner, c = along_src ? inner : outer;
-      if (cols - c <= NarrowTile::cols)
-        transpose_tile<NarrowTile, stream>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, r, c, next_src);
-      else if (padded_rows - r <= ShortTile::rows)
-        transpose_tile<ShortTile, stream>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, r, c, next_src);
-      else
-        transpose_tile<Tile, stream>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, r, c, next_src);
-    }
+[[gnu::noinline]] void transpose_edge(const Matrix& matrix, int64_t r, int64_t c, const char*& next_src) {
+  const auto run = [&]<class Edge>(Edge) {
+    transpose_tile<Edge, stream, true>(matrix, std::min(r, matrix.padded_rows - Edge::rows),
+                                       std::min(c, matrix.cols - Edge::cols), next_src);
+  };
+  if (matrix.cols - c <= NarrowTile::cols)
+    run(NarrowTile());
+  else if (matrix.padded_rows - r <= ShortTile::rows)
+    run(ShortTile());
+  else
+    run(Tile());
+}
+
+// At least one tile. A few dst rows at a time, each in its full length, or with `along_src` a few src rows.
+template <class Tile, class NarrowTile, class ShortTile, bool stream>
+void transpose_tiles(Matrix matrix, const char* next_src, bool along_src) {
+  const auto edge = transpose_edge<Tile, NarrowTile, ShortTile, stream>;
+  for (; matrix.count > 0; matrix.count--, matrix.src += matrix.next_in_src, matrix.dst += matrix.next_in_dst) {
+    const Matrix whole = matrix;  // in registers: no function is called with it
+    if (along_src)
+      for (int64_t r = 0, c; r < whole.padded_rows; r += Tile::rows) {
+        for (c = 0; r + Tile::rows <= whole.rows && c + Tile::cols <= whole.cols; c += Tile::cols)
+          transpose_tile<Tile, stream, false>(whole, r, c, next_src);
+        for (; c < whole.cols; c += Tile::cols) edge(matrix, r, c, next_src);
+      }
+    else
+      for (int64_t c = 0, r; c < whole.cols; c += Tile::cols) {
+        for (r = 0; c + Tile::cols <= whole.cols && r + Tile::rows <= whole.rows; r += Tile::rows)
+          transpose_tile<Tile, stream, false>(whole, r, c, next_src);
+        for (; r < whole.padded_rows; r += Tile::rows) edge(matrix, r, c, next_src);
+      }
+  }
 }
 
 template <int size>
-void transpose_elements(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                        int64_t padded_rows, int64_t cols) {
-  for (int64_t c = 0; c < cols; c++) {
-    char* to = dst + dst_rows[c];
-    for (int64_t r = 0; r < rows; r++) std::memcpy(to + r * size, src + src_rows[r] + c * size, size);
-    if (rows < padded_rows) std::memset(to + rows * size, 0, (padded_rows - rows) * size);
-  }
+void transpose_elements(Matrix matrix) {
+  const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+  for (; matrix.count > 0; matrix.count--, matrix.src += next_in_src, matrix.dst += next_in_dst)
+    for (int64_t c = 0; c < cols; c++) {
+      char* to = dst + dst_rows.each[c];
+      for (int64_t r = 0; r < rows; r++) std::memcpy(to + r * size, src + src_rows.each[r] + c * size, size);
+      if (rows < padded_rows) std::memset(to + rows * size, 0, (padded_rows - rows) * size);
+    }
 }
 
-// A few dst rows at a time, unless a cache line of src holds a whole src row.
+// Along src where a cache line of it holds a whole src row, or where a tile has all of them.
 template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
-void transpose_tiles(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                     int64_t padded_rows, int64_t cols, Traffic traffic) {
+void transpose_tiles(const Matrix& matrix, Traffic traffic) {
   const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true>
                                   : transpose_tiles<Tile, NarrowTile, ShortTile, false>;
-  run(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic.next_src, cols * Tile::element_size <= 64);
+  run(matrix, traffic.next_src, matrix.cols * Tile::element_size <= 64 || matrix.padded_rows <= Tile::rows);
 }
 
 // With tiles of vectors of `bytes` bytes and of `tile_cols` columns, or less where there are not so many.
 template <class T, int bytes, int tile_cols>
-void transpose_by(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                  int64_t padded_rows, int64_t cols, Traffic traffic) {
+void transpose_by(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), narrow_cols = std::max(2, tile_cols * size > 16 ? 16 / size : tile_cols / 2);
   if constexpr (bytes < 8 || bytes < 2 * size || tile_cols < 2)
-    transpose_elements<size>(src, src_rows, dst, dst_rows, rows, padded_rows, cols);
-  else if (padded_rows * size < bytes)
-    transpose_by<T, bytes / 2, std::min(tile_cols, bytes / 2 / size)>(src, src_rows, dst, dst_rows, rows, padded_rows,
-                                                                      cols, traffic);
-  else if (cols < tile_cols)
-    transpose_by<T, bytes, tile_cols / 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic);
+    transpose_elements<size>(matrix);
+  else if (matrix.padded_rows * size < bytes)
+    transpose_by<T, bytes / 2, std::min(tile_cols, bytes / 2 / size)>(matrix, traffic);
+  else if (matrix.cols < tile_cols)
+    transpose_by<T, bytes, tile_cols / 2>(matrix, traffic);
   else {
     using Tile = ToWideRows<T, bytes, tile_cols>;
     // Of elements of a byte or two it would write pieces of less than 16 bytes.
     using Short = FromWideRows<T, tile_cols * size, std::min(4, tile_cols), false>;
     constexpr bool has_short = size >= 4 && tile_cols * size >= 16 && Short::rows < Tile::rows;
-    transpose_tiles<Tile, ToWideRows<T, bytes, narrow_cols>, std::conditional_t<has_short, Short, Tile>>(
-        src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic);
+    transpose_tiles<Tile, ToWideRows<T, bytes, narrow_cols>, std::conditional_t<has_short, Short, Tile>>(matrix,
+                                                                                                         traffic);
   }
 }
 
 // Three rows or columns that alternate on the other side, as the channels of an image. False where there are others.
 template <class T>
-bool transpose_three(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
-                     int64_t padded_rows, int64_t cols, Traffic traffic) {
+bool transpose_three(const Matrix& matrix, Traffic traffic) {
+  const int64_t rows = matrix.rows, padded_rows = matrix.padded_rows, cols = matrix.cols;
   constexpr int size = sizeof(T), vector = vector_bytes / size;
   if constexpr (size <= 4) {
     const bool from_three = rows == 3 && padded_rows == 3 && cols >= vector;
     const bool to_three = cols == 3 && rows == padded_rows && rows >= vector;
-    if (from_three && dst_rows.stride == 3 * size)
-      transpose_tiles<InterleaveThree<T, vector_bytes>>(src, src_rows.each, dst, dst_rows.each, rows, padded_rows, cols,
-                                                        traffic);
-    else if (to_three && src_rows.stride == 3 * size)
-      transpose_tiles<DeinterleaveThree<T, vector_bytes>>(src, src_rows.each, dst, dst_rows.each, rows, padded_rows,
-                                                          cols, traffic);
+    if (from_three && matrix.dst_rows.stride == 3 * size)
+      transpose_tiles<InterleaveThree<T, vector_bytes>>(matrix, traffic);
+    else if (to_three && matrix.src_rows.stride == 3 * size)
+      transpose_tiles<DeinterleaveThree<T, vector_bytes>>(matrix, traffic);
     else
       return false;
     return true;
@@ -129,13 +145,12 @@ bool transpose_three(const char* src, RowOffsets src_rows, char* dst, RowOffsets
 
 // Src rows shorter than 16 bytes that follow each other, as blocks of few channels do. False where they do not.
 template <class T, int block>
-bool transpose_dense(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
-                     int64_t padded_rows, int64_t cols, Traffic traffic) {
+bool transpose_dense(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), vector = vector_bytes / size;
   if constexpr (block * size < 16) {
-    if (cols != block || src_rows.stride != block * size || rows != padded_rows || rows < vector) return false;
-    transpose_tiles<FromDenseRows<T, vector_bytes, block>>(src, src_rows.each, dst, dst_rows.each, rows, padded_rows,
-                                                           cols, traffic);
+    if (matrix.cols != block || matrix.src_rows.stride != block * size) return false;
+    if (matrix.rows != matrix.padded_rows || matrix.rows < vector) return false;
+    transpose_tiles<FromDenseRows<T, vector_bytes, block>>(matrix, traffic);
     return true;
   }
   return false;
@@ -143,18 +158,16 @@ bool transpose_dense(const char* src, RowOffsets src_rows, char* dst, RowOffsets
 
 // Dst rows narrower than a vector, as blocks of channels may be. False where they are not, or where src has no vectors.
 template <class T, int block, int bytes = vector_bytes>
-bool transpose_blocks(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
-                      int64_t padded_rows, int64_t cols, Traffic traffic) {
+bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T);
   if constexpr (block >= 2 && block * size < bytes) {
-    if (padded_rows < block || padded_rows * size >= bytes) return false;
-    if (cols < bytes / size)
-      return transpose_blocks<T, block, bytes / 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic);
-    const bool dense = padded_rows == block && dst_rows.stride == block * size;
-    if (!dense && 2 * padded_rows * size >= bytes) return false;
+    if (matrix.padded_rows < block || matrix.padded_rows * size >= bytes) return false;
+    if (matrix.cols < bytes / size) return transpose_blocks<T, block, bytes / 2>(matrix, traffic);
+    const bool dense = matrix.padded_rows == block && matrix.dst_rows.stride == block * size;
+    if (!dense && 2 * matrix.padded_rows * size >= bytes) return false;
     const auto run = dense ? transpose_tiles<FromWideRows<T, bytes, block, true>>
                            : transpose_tiles<FromWideRows<T, bytes, block, false>>;
-    run(src, src_rows.each, dst, dst_rows.each, rows, padded_rows, cols, traffic);
+    run(matrix, traffic);
     return true;
   }
   return false;
@@ -169,24 +182,26 @@ bool aliased(const int64_t* offsets, int64_t n, int64_t together) {
 // Rows that push each other out of the first cache. So of src a few are read at a time, some lines of each, and of dst
 // a few are written. False where there are none, or where dst goes past the caches.
 template <class T>
-bool transpose_aliased(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                       int64_t padded_rows, int64_t cols, Traffic traffic) {
+bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), vector = vector_bytes / size;
   if constexpr (size <= 4 && vector >= 8) {
     if (traffic.stream) return false;
-    if (aliased(src_rows, rows, vector) && cols >= vector) {
+    if (aliased(matrix.src_rows.each, matrix.rows, vector) && matrix.cols >= vector) {
       using Tile = FromWideRows<T, vector_bytes, 8, false>;
       constexpr int64_t some = 4 * vector;
-      for (int64_t c = 0; c < cols; c += some) {
-        const int64_t first = std::min(c, cols - vector);
-        transpose_tiles<Tile, Tile, Tile, false>(src + first * size, src_rows, dst, dst_rows + first, rows, padded_rows,
-                                                 std::min(some, cols - first), nullptr, true);
+      for (int64_t c = 0; c < matrix.cols; c += some) {
+        const int64_t first = std::min(c, matrix.cols - vector);
+        Matrix part = matrix;
+        part.src += first * size;
+        part.dst_rows = matrix.dst_rows.from(first);
+        part.cols = std::min(some, matrix.cols - first);
+        transpose_tiles<Tile, Tile, Tile, false>(part, nullptr, true);
       }
       return true;
     }
-    if (aliased(dst_rows, cols, std::min(16, vector)) && padded_rows >= vector) {
+    if (aliased(matrix.dst_rows.each, matrix.cols, std::min(16, vector)) && matrix.padded_rows >= vector) {
       using Tile = ToWideRows<T, vector_bytes, std::min(8, 16 / size)>;
-      transpose_tiles<Tile>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, {});
+      transpose_tiles<Tile>(matrix, {});
       return true;
     }
   }
@@ -194,22 +209,20 @@ bool transpose_aliased(const char* src, const int64_t* src_rows, char* dst, cons
 }
 
 template <class T>
-void transpose(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows, int64_t padded_rows,
-               int64_t cols, Traffic traffic) {
+void transpose(const Matrix& matrix, Traffic traffic) {
   // Past the caches only what fills whole cache lines soon.
-  const int64_t dst_bytes = padded_rows * sizeof(T);
-  traffic.stream = traffic.stream && (dst_bytes >= 64 || dst_rows.stride == dst_bytes);
-  if (transpose_three<T>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic)) return;
-  if (transpose_dense<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic)) return;
-  if (transpose_dense<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic)) return;
-  if (transpose_dense<T, 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic)) return;
-  if (transpose_blocks<T, 16>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic)) return;
-  if (transpose_blocks<T, 8>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic)) return;
-  if (transpose_blocks<T, 4>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic)) return;
-  if (transpose_blocks<T, 2>(src, src_rows, dst, dst_rows, rows, padded_rows, cols, traffic)) return;
-  if (transpose_aliased<T>(src, src_rows.each, dst, dst_rows.each, rows, padded_rows, cols, traffic)) return;
-  transpose_by<T, vector_bytes, std::min(16, vector_bytes / int(sizeof(T)))>(src, src_rows.each, dst, dst_rows.each,
-                                                                             rows, padded_rows, cols, traffic);
+  const int64_t dst_bytes = matrix.padded_rows * sizeof(T);
+  traffic.stream = traffic.stream && (dst_bytes >= 64 || matrix.dst_rows.stride == dst_bytes);
+  if (transpose_three<T>(matrix, traffic)) return;
+  if (transpose_dense<T, 8>(matrix, traffic)) return;
+  if (transpose_dense<T, 4>(matrix, traffic)) return;
+  if (transpose_dense<T, 2>(matrix, traffic)) return;
+  if (transpose_blocks<T, 16>(matrix, traffic)) return;
+  if (transpose_blocks<T, 8>(matrix, traffic)) return;
+  if (transpose_blocks<T, 4>(matrix, traffic)) return;
+  if (transpose_blocks<T, 2>(matrix, traffic)) return;
+  if (transpose_aliased<T>(matrix, traffic)) return;
+  transpose_by<T, vector_bytes, std::min(16, vector_bytes / int(sizeof(T)))>(matrix, traffic);
 }
 
 // Rows of one vector, or of a few.

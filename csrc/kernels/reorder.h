@@ -14,6 +14,17 @@ struct RowOffsets {
   RowOffsets from(int64_t row) const { return {each + row, stride}; }
 };
 
+// Element c of the src row r becomes element r of the dst row c. A dst row has zeros from `rows` up to padded_rows.
+struct Matrix {
+  const char* src;
+  RowOffsets src_rows;
+  char* dst;
+  RowOffsets dst_rows;
+  int64_t rows, padded_rows, cols;
+  // There are so many of them, and so far is each from the one before.
+  int64_t count = 1, next_in_src = 0, next_in_dst = 0;
+};
+
 // How src and dst pass the caches.
 struct Traffic {
   bool stream = false;             // dst is too large for them: whole cache lines go past them
@@ -27,9 +38,7 @@ struct ReorderKernels {
   using CopyRows = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                         int64_t size, int64_t padded_size, Traffic traffic);
 
-  // Element c of the src row r becomes element r of the dst row c. A dst row has zeros from `rows` up to padded_rows.
-  using Transpose = void(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
-                         int64_t padded_rows, int64_t cols, Traffic traffic);
+  using Transpose = void(const Matrix& matrix, Traffic traffic);
 
   // Lines of 64 bytes, each of a group of src rows by turns. The rows follow each other: the first ones of `run`
   // groups, then the second ones of the same groups and so on, then the next groups. `lines` is a multiple of `run`.
