@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torch_blocked.__main__ import main
-from torch_blocked.benchmark import machine, memory
+from torch_blocked.benchmark import apart, machine, memory, model
 from torch_blocked.benchmark.model import Case
 from torch_blocked.benchmark.models import factory
 
@@ -34,9 +34,23 @@ def test_what_a_model_refuses_is_one_line(children_import_tests, capsys):
     assert "tiny" in error and error.count("\n") == 1 and "Traceback" not in error
 
 
+def test_memory_of_a_contestant(children_import_tests):
+    case = Case("test_benchmark:tiny", factory("test_benchmark:tiny"), 4, (3, 900, 800))
+    row = apart.measured(model.__name__, "nchw", *model.words_of(case))
+    assert row.keys() == {"peak_mb"}
+    convolved = 4 * 4 * 17 * 898 * 798 / 1e6
+    assert convolved < row["peak_mb"] < 5 * convolved
+
+
 @pytest.mark.parametrize("kind", ["plain", "never"])
 def test_without_figures_of_the_system(kind, monkeypatch):
     monkeypatch.setattr(machine, "peak_memory", lambda: None)
     monkeypatch.setattr(machine, "trim_memory", lambda: None)
     case = Case("tiny", factory("test_benchmark:tiny"), 1, (3, 9, 8))
     assert memory.peak_of(kind, case, 1).keys() == {"parameters_mb"}
+
+
+def test_contestant_without_figures_of_the_system(monkeypatch):
+    monkeypatch.setattr(machine, "peak_memory", lambda: None)
+    monkeypatch.setattr(machine, "trim_memory", lambda: None)
+    assert model.peak_of("blocked", Case("tiny", factory("test_benchmark:tiny"), 1, (3, 9, 8))) == {}

@@ -13,18 +13,27 @@ from test_benchmark import tiny
 
 import torch_blocked as tb
 from torch_blocked.__main__ import main
-from torch_blocked.benchmark import machine, model, models, report
+from torch_blocked.benchmark import apart, machine, model, models, report
 from torch_blocked.benchmark.contestants import CONTESTANTS, Contestant, nchw
 
 
-def test_model(bench, graphs, monkeypatch):
+@pytest.fixture
+def peaks(monkeypatch):
+    """What is measured in processes of its own: here nothing is. test_benchmark_memory.py starts some."""
+    asked = []
+    monkeypatch.setattr(apart, "measured", lambda *arguments: asked.append(arguments) or {"peak_mb": len(asked)})
+    return asked
+
+
+def test_model(bench, graphs, peaks):
     # Others' compilers take seconds.
     names = ["nchw", "channels_last", "blocked", "blocked compiled", "blocked dynamic"]
-    monkeypatch.setattr(machine, "trim_memory", lambda: None)
     text, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "3", "--input", "3x9x8",
                         "--contestants", *names)  # fmt: skip
     rows = found["rows"]
     assert [(row["n"], row["contestant"]) for row in rows] == [(n, name) for n in (1, 3) for name in names]
+    assert [row["peak_mb"] for row in rows] == list(range(1, 11))
+    assert peaks[-1] == (model.__name__, "blocked dynamic", "test_benchmark:tiny", 3, "3x9x8")
     for row in rows:
         best = min(r["ms"] for r in rows if r["n"] == row["n"] and not CONTESTANTS[r["contestant"]].ours)
         assert row["vs_best"] == pytest.approx(best / row["ms"])
@@ -80,7 +89,7 @@ def test_model_counts(graphs):
     assert (found["blocked"]["graph_breaks"], found["blocked compiled"]["graph_breaks"]) == (0, 1)
 
 
-def test_model_with_a_contestant_that_fails(bench, monkeypatch):
+def test_model_with_a_contestant_that_fails(bench, peaks, monkeypatch):
     def fails(model, images):
         raise NotImplementedError("no such operator\nand more")
 
@@ -91,6 +100,17 @@ def test_model_with_a_contestant_that_fails(bench, monkeypatch):
     assert "not installed, left out: onnxruntime (pip install torch_blocked[bench])\n" in text
     assert [row["contestant"] for row in found["rows"]] == ["nchw", "openvino"]
     assert "ms" not in found["rows"][1] and found["rows"][1]["note"] == "NotImplementedError: no such operator"
+    assert len(peaks) == 1 and "peak_mb" not in found["rows"][1]
+
+
+def test_model_whose_memory_cannot_be_measured(bench, monkeypatch):
+    def measured(*arguments):
+        raise report.UsageError("killed")
+
+    monkeypatch.setattr(apart, "measured", measured)
+    _, found = bench("model", "--model", "test_benchmark:tiny", "--batch", "1", "--input", "3x9x8",
+                     "--contestants", "nchw")  # fmt: skip
+    assert found["rows"][0]["note"] == "memory: killed" and found["rows"][0]["ms"] > 0
 
 
 def test_model_whose_contestants_all_fail(bench, monkeypatch):

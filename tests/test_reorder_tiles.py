@@ -53,6 +53,17 @@ def test_short_rows_that_follow_each_other(isa, guarded, channels, dtype):
         assert_reordered(x, "nhwc", "nchw")
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("blocks", [2, 5, 6, 41])
+def test_small_tiles_that_repeat(isa, guarded, blocks, dtype):
+    """Blocks of channels of so few pixels that several are moved a call: all of them, a part, one left over."""
+    for pixels in (1, 9, 49):
+        for batch in (1, 3):
+            x = random_bits((batch, 16 * blocks, 1, pixels), dtype)
+            for pair in ("nchw nChw16c", "nchw nChw8c", "nChw16c nchw", "nChw8c nchw", "nChw8c nChw16c", "nhwc nChw8c"):
+                assert_reordered(x, *pair.split())
+
+
 # Rows of channels that begin a multiple of 4096 bytes apart, or of a part of that; and in few rows or short ones.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pixels", [8, 9, 17, 49])

@@ -176,19 +176,19 @@ bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
 // Whether more than eight of `together` rows begin in one place of the first cache, which keeps about so many lines of
 // those that are a multiple of 4096 bytes apart.
 bool aliased(const int64_t* offsets, int64_t n, int64_t together) {
-  return n > 8 && together > 8 && (offsets[1] - offsets[0]) % (4096 * 16 / together) == 0;
+  return n > 8 && (offsets[1] - offsets[0]) % (4096 * 16 / together) == 0;
 }
 
-// Rows that push each other out of the first cache. So of src a few are read at a time, some lines of each, and of dst
-// a few are written. False where there are none, or where dst goes past the caches.
+// Rows that push each other out of the first cache. So of src some lines are read of a few rows at a time, and of dst a
+// few rows are written. False where there are none, or where dst goes past the caches.
 template <class T>
 bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), vector = vector_bytes / size;
-  if constexpr (size <= 4 && vector >= 8) {
+  if constexpr (vector_bytes >= 32) {
     if (traffic.stream) return false;
-    if (aliased(matrix.src_rows.each, matrix.rows, vector) && matrix.cols >= vector) {
-      using Tile = FromWideRows<T, vector_bytes, 8, false>;
-      constexpr int64_t some = 4 * vector;
+    if (aliased(matrix.src_rows.each, matrix.rows, std::max(vector, 16)) && matrix.cols >= vector) {
+      using Tile = std::conditional_t<(size <= 4), FromWideRows<T, 32, 8, false>, ToWideRows<T, vector_bytes, vector>>;
+      constexpr int64_t some = 256 / size;  // four lines
       for (int64_t c = 0; c < matrix.cols; c += some) {
         const int64_t first = std::min(c, matrix.cols - vector);
         Matrix part = matrix;
@@ -199,7 +199,9 @@ bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
       }
       return true;
     }
-    if (aliased(matrix.dst_rows.each, matrix.cols, std::min(16, vector)) && matrix.padded_rows >= vector) {
+  }
+  if constexpr (size <= 4 && vector >= 8) {
+    if (aliased(matrix.dst_rows.each, matrix.cols, 16) && matrix.padded_rows >= vector) {
       using Tile = ToWideRows<T, vector_bytes, std::min(8, 16 / size)>;
       transpose_tiles<Tile>(matrix, {});
       return true;

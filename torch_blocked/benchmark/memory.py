@@ -1,24 +1,28 @@
 """`bench memory`: the peak memory of plain, eager models and of the same ones blocked and compiled.
 
-Each is measured in a process of its own, by this file run as a program: what one model frees, another would occupy.
+Each is measured in a process of its own (apart.py), by this file run as a program.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 import torch_blocked as tb
-from torch_blocked.benchmark import machine
-from torch_blocked.benchmark.model import Case, add_case_arguments, cases_of, image_size, made, settled_memory
-from torch_blocked.benchmark.models import factory
+from torch_blocked.benchmark import apart
+from torch_blocked.benchmark.model import (
+    Case,
+    add_case_arguments,
+    case_of,
+    cases_of,
+    growth,
+    made,
+    settled_memory,
+    words_of,
+)
 from torch_blocked.benchmark.report import Column, Row, UsageError, add_options, progress, run_cases
 
 COLUMNS = (
@@ -62,21 +66,18 @@ def run(args: argparse.Namespace) -> None:
     beside tensors; "never" and "auto" that of the model blocked and compiled without Winograd's algorithms and with
     them: what they add is their weights. Compiling itself, of the first call, does not count.
     """
-    run_cases(cases_of(args), partial(measure, args.threads), COLUMNS, args)
+    run_cases(cases_of(args), measure, COLUMNS, args)
 
 
-def measure(threads: int | None, case: Case, rounds: int) -> Row:
+def measure(case: Case, rounds: int) -> Row:
     """The row of one case, of the peaks of `rounds` calls. UsageError where the model does not take the images."""
     row: Row = {"name": case.name, "n": case.n}
     for kind in _KINDS:
         progress(f"{case.name} N={case.n}: {kind}")
-        size = "x".join(map(str, case.size))
-        command = [sys.executable, "-m", __name__, kind, case.name, str(case.n), size, str(rounds), str(threads or 0)]
-        child = subprocess.run(command, capture_output=True, text=True)
-        if child.returncode != 0:
-            reason = child.stderr.strip().rpartition("\n")[2] or f"exit status {child.returncode}"
-            raise UsageError(f"{case.name}, {kind}: {reason}")
-        row |= json.loads(child.stdout.rpartition("\n")[2])
+        try:
+            row |= apart.measured(__name__, kind, rounds, *words_of(case))
+        except UsageError as error:
+            raise UsageError(f"{case.name}, {kind}: {error}") from None
     if "plain_mb" in row:
         row["never_vs_plain"] = row["never_mb"] / row["plain_mb"]
     return row
@@ -95,26 +96,10 @@ def peak_of(kind: str, case: Case, calls: int) -> Row:
     if backend is not None:
         model = torch.compile(model, backend=backend)
     with torch.inference_mode(), tb.winograd(mode or "auto"):
-        model(images)
-        settled_memory()
-        machine.reset_peak_memory()
-        for _ in range(calls):
-            model(images)
-    peak = machine.peak_memory()
+        grown = growth(before, lambda: model(images), calls)
     row = {"parameters_mb": sum(p.numel() * p.element_size() for p in model.parameters()) / 1e6}
-    return row if before is None or peak is None else row | {f"{kind}_mb": (peak - before) / 1e6}
-
-
-def main(kind: str, name: str, n: str, size: str, calls: str, threads: str) -> None:
-    """Prints the row of one kind as JSON."""
-    if int(threads):
-        torch.set_num_threads(int(threads))
-    try:
-        row = peak_of(kind, Case(name, factory(name), int(n), image_size(size)), int(calls))
-    except UsageError as error:
-        sys.exit(str(error))
-    print(json.dumps(row), end="")
+    return row if grown is None else row | {f"{kind}_mb": grown}
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    apart.answer(lambda kind, calls, *case: peak_of(kind, case_of(*case), int(calls)))

@@ -1,7 +1,7 @@
 """`bench model`: whole networks in eval mode, blocked and compiled, against PyTorch, Inductor and other runtimes.
 
 All contestants (contestants.py) start from the same weights, get the same random images and are timed in turn in one
-process. A row is one contestant on one model and batch.
+process. A row is one contestant on one model and batch. Their memory is measured in processes of their own (apart.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import groupby, product
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +21,7 @@ from torch._dynamo.utils import counters as dynamo_counters
 
 import torch_blocked as tb
 from torch_blocked import library
-from torch_blocked.benchmark import machine
+from torch_blocked.benchmark import apart, machine
 from torch_blocked.benchmark.contestants import CONTESTANTS, Answer
 from torch_blocked.benchmark.measure import medians
 from torch_blocked.benchmark.models import MODELS, build, factory, first_line, settle
@@ -90,6 +89,16 @@ def image_size(text: str) -> tuple[int, ...]:
     return size
 
 
+def words_of(case: Case) -> tuple[object, ...]:
+    """The arguments of `case_of`, in another process."""
+    return case.name, case.n, "x".join(map(str, case.size))
+
+
+def case_of(name: str, n: str, size: str) -> Case:
+    """The case of a name that `factory` knows, a batch and a size as `image_size` takes it."""
+    return Case(name, factory(name), int(n), image_size(size))
+
+
 def cases_of(args: argparse.Namespace) -> list[Case]:
     """Each model with each batch."""
     return [Case(name, factory(name), n, args.input) for name, n in product(args.model, args.batch)]
@@ -105,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(text)
     if text:
         print(text)
-    rows = run_cases(cases, partial(measure, contestants), COLUMNS, args)
+    rows = run_cases(cases, lambda case, rounds: with_peaks(measure(contestants, case, rounds), case), COLUMNS, args)
     print(*summaries(rows), sep="\n")
     if args.plot:
         plot(rows, args.plot)
@@ -145,6 +154,46 @@ def measure(contestants: Sequence[str], case: Case, rounds: int) -> list[Row]:
     return rows
 
 
+def with_peaks(rows: list[Row], case: Case) -> list[Row]:
+    """The rows of contestants that were timed, with their "peak_mb"."""
+    for row in rows:
+        if "ms" in row:
+            progress(f"{case.name} N={case.n}: memory of {row['contestant']}")
+            try:
+                row |= apart.measured(__name__, row["contestant"], *words_of(case))
+            except UsageError as error:
+                row.setdefault("note", f"memory: {error}")
+    return rows
+
+
+def peak_of(name: str, case: Case) -> Row:
+    """ "peak_mb" of a contestant, measured in this process, where the system tells.
+
+    What it grows by from before the contestant is made to the peak of a call after the first, 1e6 bytes.
+    """
+    small = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(1, 3, 9, 9)
+    with torch.inference_mode():  # the modules that make it are there before
+        CONTESTANTS[name].prepared(*small)()
+    torch._dynamo.reset()
+    model, images = made(case)
+    before = settled_memory()
+    answer = CONTESTANTS[name].prepared(model, images)
+    with torch.inference_mode():
+        grown = growth(before, answer)
+    return {} if grown is None else {"peak_mb": grown}
+
+
+def growth(before: int | None, call: Callable[[], object], calls: int = 1) -> float | None:
+    """What the process grows by from `before` bytes to the peak of calls after the first, 1e6 bytes."""
+    call()
+    settled_memory()
+    machine.reset_peak_memory()
+    for _ in range(calls):
+        call()
+    peak = machine.peak_memory()
+    return None if before is None or peak is None else (peak - before) / 1e6
+
+
 def made(case: Case) -> tuple[nn.Module, Tensor]:
     """The model in eval mode and its images, from seed 0. UsageError where the one does not take the others."""
     with torch.random.fork_rng(devices=[]):
@@ -179,23 +228,15 @@ def first_call(name: str, model: nn.Module, images: Tensor, expected: Tensor) ->
     """Makes a contestant and calls it; what is known of it but its speed.
 
     "compile_s": seconds until the first answer. "difference": the largest from `expected`, relative to that's largest
-    value. "peak_mb": the process' growth from before it was made to the peak of a later call, 1e6 bytes.
+    value.
     """
-    before, breaks = settled_memory(), sum(dynamo_counters["graph_break"].values())
+    breaks = sum(dynamo_counters["graph_break"].values())
     start = perf_counter()
     answer = CONTESTANTS[name].prepared(model, images)
     with torch.inference_mode(), tb.count() as counts:
         actual = answer()
     row: Row = {"compile_s": perf_counter() - start}
     row["difference"] = float((actual - expected).abs().max() / expected.abs().max())
-    del actual
-    settled_memory()
-    machine.reset_peak_memory()
-    with torch.inference_mode():
-        answer()
-    peak = machine.peak_memory()
-    if before is not None and peak is not None:
-        row["peak_mb"] = (peak - before) / 1e6
     if CONTESTANTS[name].counted:
         row |= costs(name, answer, counts)
         row["graph_breaks"] = sum(dynamo_counters["graph_break"].values()) - breaks
@@ -283,3 +324,7 @@ def plot(rows: Sequence[Row], file: Path) -> None:
 
 def _model(row: Row) -> tuple[str, int]:
     return row["name"], row["n"]
+
+
+if __name__ == "__main__":
+    apart.answer(lambda name, *case: peak_of(name, case_of(*case)))
