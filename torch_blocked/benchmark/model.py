@@ -167,9 +167,9 @@ def with_peaks(rows: list[Row], case: Case) -> list[Row]:
 
 
 def peak_of(name: str, case: Case) -> Row:
-    """ "peak_mb" of a contestant, measured in this process, where the system tells.
+    """The part of a contestant's row that is measured in this process: "peak_mb", where the system tells.
 
-    What it grows by from before the contestant is made to the peak of a call after the first, 1e6 bytes.
+    It is what the process grows by from before the contestant is made to the peak of a call after the first, 1e6 bytes.
     """
     small = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(1, 3, 9, 9)
     with torch.inference_mode():  # the modules that make it are there before
