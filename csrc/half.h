@@ -40,10 +40,10 @@ class PooledBuffer {
   ~PooledBuffer() { Pool::instance().release(block_); }
   PooledBuffer(const PooledBuffer&) = delete;
   PooledBuffer& operator=(const PooledBuffer&) = delete;
-  float* data() const { return static_cast<float*>(block_.data); }
+  float* data() const { return reinterpret_cast<float*>(block_->data); }
 
  private:
-  const Pool::Block block_;
+  Pool::Block* const block_;
 };
 
 }  // namespace torch_blocked

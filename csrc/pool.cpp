@@ -10,11 +10,19 @@
 #include <unistd.h>
 #endif
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace torch_blocked {
 namespace {
 
 constexpr size_t huge_page = size_t(2) << 20;
-constexpr size_t most_spare = 2;  // 4 saves little more and costs a few percent of resnet18's time
+// A block serves what is at least this part of it: else what a program keeps of a small output would hold the memory of
+// a large one.
+constexpr size_t most_larger = 16;
+// What is cut off is worth an entry of its own if it is at least this part of the block that is asked for.
+constexpr size_t least_rest = 8;
 
 // A quarter of the machine's memory, so that a training step finds what the last one freed.
 size_t default_limit() {
@@ -31,6 +39,17 @@ size_t capacity_of(size_t bytes) {
   while (step * 16 < bytes) step *= 2;
   return (std::max(bytes, size_t(1)) + step - 1) / step * step;
 }
+
+// AddressSanitizer is told what of a segment is in use, and finds what is written behind a block.
+#ifdef __SANITIZE_ADDRESS__
+constexpr size_t red_zone = 64;
+void set_used(const void* data, size_t bytes) { __asan_unpoison_memory_region(data, bytes); }
+void set_free(const void* data, size_t bytes) { __asan_poison_memory_region(data, bytes); }
+#else
+constexpr size_t red_zone = 0;
+void set_used(const void*, size_t) {}
+void set_free(const void*, size_t) {}
+#endif
 
 void* system_allocate(size_t capacity) {
   const size_t alignment = capacity >= huge_page ? huge_page : 64;
@@ -51,43 +70,77 @@ Pool& Pool::instance() {
   return *pool;
 }
 
-Pool::Block Pool::allocate(size_t bytes) {
-  const size_t capacity = capacity_of(bytes);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = best_fit(capacity);
-    if (found != blocks_.end()) {
-      const Block block = *found;
-      cached_bytes_ -= block.capacity;
-      blocks_.erase(found);
-      return block;
+Pool::Block* Pool::allocate(size_t bytes) {
+  const size_t capacity = capacity_of(bytes + red_zone);
+  Block* block = reuse(capacity);
+  if (block == nullptr) {
+    void* data = system_allocate(capacity);
+    if (data == nullptr) {
+      empty();
+      data = system_allocate(capacity);
     }
+    if (data == nullptr) throw std::bad_alloc();
+    block = new Block{static_cast<char*>(data), capacity, nullptr, nullptr, false};
   }
-  void* data = system_allocate(capacity);
-  if (data == nullptr) {
-    empty();
-    data = system_allocate(capacity);
-  }
-  if (data == nullptr) throw std::bad_alloc();
-  return {data, capacity};
+  set_free(block->data, block->capacity);
+  set_used(block->data, bytes);
+  return block;
 }
 
-// The smallest block of `capacity` to `most_spare` times that; of those of the same, the most recently freed.
-std::vector<Pool::Block>::iterator Pool::best_fit(size_t capacity) {
-  auto best = blocks_.end();
-  for (auto block = blocks_.end(); block != blocks_.begin();) {
-    --block;
-    if (block->capacity == capacity) return block;
-    if (block->capacity < capacity || block->capacity > most_spare * capacity) continue;
-    if (best == blocks_.end() || block->capacity < best->capacity) best = block;
+Pool::Block* Pool::reuse(size_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = best_fit(capacity);
+  if (found == free_.end()) return nullptr;
+  Block* const block = *found;
+  free_.erase(found);
+  block->free = false;
+  cut(block, capacity);
+  cached_bytes_ -= block->capacity;
+  return block;
+}
+
+// The smallest free block of `capacity` to `most_larger` times that; of those of the same, the most recently freed.
+std::vector<Pool::Block*>::iterator Pool::best_fit(size_t capacity) {
+  auto best = free_.end();
+  for (auto block = free_.end(); block != free_.begin();) {
+    const size_t its = (*--block)->capacity;
+    if (its == capacity) return block;
+    if (its < capacity || its > most_larger * capacity) continue;
+    if (best == free_.end() || its < (*best)->capacity) best = block;
   }
   return best;
 }
 
-void Pool::release(Block block) {
+// Makes what the block has beyond `capacity` a free one.
+void Pool::cut(Block* block, size_t capacity) {
+  if ((block->capacity - capacity) * least_rest < capacity) return;
+  Block* const rest =
+      new Block{block->data + capacity, block->capacity - capacity, block, std::exchange(block->after, nullptr), true};
+  if (rest->after) rest->after->before = rest;
+  block->after = rest;
+  block->capacity = capacity;
+  free_.push_back(rest);
+}
+
+// With the block after it.
+void Pool::join(Block* block) {
+  Block* const after = block->after;
+  block->capacity += after->capacity;
+  block->after = after->after;
+  if (block->after) block->after->before = block;
+  delete after;
+}
+
+void Pool::release(Block* block) {
   std::lock_guard<std::mutex> lock(mutex_);
-  blocks_.push_back(block);
-  cached_bytes_ += block.capacity;
+  cached_bytes_ += block->capacity;
+  set_free(block->data, block->capacity);
+  for (Block* const neighbour : {block->before, block->after})
+    if (neighbour && neighbour->free) std::erase(free_, neighbour);
+  if (block->after && block->after->free) join(block);
+  if (block->before && block->before->free) join(block = block->before);
+  block->free = true;
+  free_.push_back(block);
   free_oldest(limit_);
 }
 
@@ -108,12 +161,15 @@ size_t Pool::cached_bytes() {
 }
 
 void Pool::free_oldest(size_t keep_bytes) {
-  auto block = blocks_.begin();
-  for (; cached_bytes_ > keep_bytes; ++block) {
+  if (cached_bytes_ <= keep_bytes) return;
+  std::erase_if(free_, [&](Block* block) {
+    if (cached_bytes_ <= keep_bytes || block->before || block->after) return false;
     cached_bytes_ -= block->capacity;
+    set_used(block->data, block->capacity);
     std::free(block->data);
-  }
-  blocks_.erase(blocks_.begin(), block);
+    delete block;
+    return true;
+  });
 }
 
 }  // namespace torch_blocked

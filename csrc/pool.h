@@ -1,8 +1,9 @@
-// A bounded cache of freed memory blocks for the operators' outputs.
+// A bounded cache of freed memory for the operators' outputs.
 //
 // The C library gives large blocks back to the system when they are freed, and every page of the next one faults on
-// first touch: at 50 MB that costs more than the convolution that fills it. Few sizes are asked for twice within one
-// network, so that a block also serves what is somewhat smaller.
+// first touch: at 50 MB that costs more than the convolution that fills it. So segments of the system's memory are
+// kept, and cut up into blocks as they are asked for; a freed block joins its free neighbours. A network's later and
+// smaller outputs then lie where its first ones were, which the CPU's caches still hold.
 #pragma once
 #include <cstddef>
 #include <mutex>
@@ -16,24 +17,29 @@ class Pool {
   static Pool& instance();
 
   struct Block {
-    void* data;  // 64-byte aligned
+    char* data;  // 64-byte aligned
     size_t capacity;
+    Block *before, *after;  // its neighbours in the segment, null at the ends
+    bool free;
   };
   // Of at least `bytes`, from the cache or new. Throws std::bad_alloc, after giving back all that is cached.
-  Block allocate(size_t bytes);
-  void release(Block block);
-  // Gives every cached block back to the system.
+  Block* allocate(size_t bytes);
+  void release(Block* block);
+  // Gives every segment of which nothing is in use back to the system.
   void empty();
   size_t cached_bytes();
-  // How many bytes are kept at most, from now on; returns the limit before.
+  // How many free bytes are kept at most, from now on, but in segments that are in use; returns the limit before.
   size_t set_limit(size_t bytes);
 
  private:
-  std::vector<Block>::iterator best_fit(size_t capacity);
+  Block* reuse(size_t capacity);  // a free one, or null
+  std::vector<Block*>::iterator best_fit(size_t capacity);
+  void cut(Block* block, size_t capacity);
+  void join(Block* block);
   void free_oldest(size_t keep_bytes);
 
   std::mutex mutex_;
-  std::vector<Block> blocks_;  // most recently freed last
+  std::vector<Block*> free_;  // most recently freed last
   size_t cached_bytes_ = 0, limit_;
 };
 

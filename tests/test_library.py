@@ -1,4 +1,4 @@
-"""The C++ operators: convolution and batch_norm at every ISA tier, guard bytes around what they write, and the pool."""
+"""The C++ operators: convolution and batch_norm at every ISA tier, guard bytes around what they write."""
 
 from __future__ import annotations
 
@@ -232,53 +232,6 @@ def test_convolution_refuses(change, error, words):
     with pytest.raises(error, match=words) as info:
         library.convolution_op(**{**GOOD, **change})
     assert "\n" not in str(info.value).split("\nException raised from")[0]
-
-
-def test_pool_reuses_and_gives_back():
-    tb.empty_cache()
-    assert library.cached_bytes() == 0
-    x = torch.randn(1, 64, 56, 56)
-    y = x.to(tb.nChw16c)
-    address, nbytes = y.physical.data_ptr(), y.physical.nbytes
-    del y
-    assert nbytes <= library.cached_bytes() <= nbytes * 9 // 8
-    assert x.to(tb.nChw16c).physical.data_ptr() == address
-    tb.empty_cache()
-    assert library.cached_bytes() == 0
-
-
-@pytest.mark.parametrize("channels, reused", [(128, True), (80, True), (64, True), (48, False), (144, False)])
-def test_pool_serves_somewhat_smaller_outputs(channels, reused):
-    """A block of 128 channels serves down to half of them: never what needs more, nor what would waste most of it."""
-    tb.empty_cache()
-    y = torch.randn(1, 128, 56, 56).to(tb.nChw16c)
-    address = y.physical.data_ptr()
-    x = torch.randn(1, channels, 56, 56)
-    del y
-    z = x.to(tb.nChw16c)
-    assert (z.physical.data_ptr() == address) == reused
-    assert (library.cached_bytes() == 0) == reused
-    assert torch.equal(z.to(tb.nchw), x)
-
-
-def test_pool_takes_the_best_fit():
-    tb.empty_cache()
-    freed = [torch.randn(1, channels, 56, 56).to(tb.nChw16c) for channels in (128, 112, 96)]
-    address = freed[1].physical.data_ptr()
-    freed.clear()
-    assert torch.randn(1, 100, 56, 56).to(tb.nChw16c).physical.data_ptr() == address
-
-
-def test_pool_is_bounded():
-    tb.empty_cache()
-    before = library.set_cache_limit(1 << 26)
-    kept = [torch.empty(1, 16, 1, 1).expand(1, 16, 512, 256).to(tb.nChw16c) for _ in range(10)]
-    del kept
-    assert 0 < library.cached_bytes() <= 1 << 26
-    assert library.set_cache_limit(before) == 1 << 26
-    tb.empty_cache()
-    with pytest.raises(ValueError, match="not negative"):
-        library.set_cache_limit(-1)
 
 
 def test_outputs_can_be_resized():

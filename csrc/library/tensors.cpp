@@ -29,9 +29,9 @@ std::atomic<int64_t> guards_damaged{0};
 
 struct PoolAllocator final : c10::Allocator {
   struct Context {
-    Pool::Block block;
+    Pool::Block* block;
     size_t bytes, guard;
-    unsigned char* data() const { return static_cast<unsigned char*>(block.data); }
+    unsigned char* data() const { return reinterpret_cast<unsigned char*>(block->data); }
   };
   static void release(void* context) {
     Context* const c = static_cast<Context*>(context);
@@ -45,7 +45,7 @@ struct PoolAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
     const size_t guard = guards_on ? guard_bytes : 0;
-    Context c{{}, bytes + 2 * guard, guard};
+    Context c{nullptr, bytes + 2 * guard, guard};
     try {
       c.block = Pool::instance().allocate(c.bytes);
     } catch (const std::bad_alloc&) {
