@@ -1,6 +1,7 @@
 """The model in place of its parameters: a call reads none of them, and sees every change of them."""
 
 import copy
+import ctypes
 import gc
 import sys
 import threading
@@ -85,6 +86,25 @@ def test_what_an_entry_does_not_take():
             Entry(0, (torch.ones(1),), 1, 1)(others)
     with pytest.raises(TypeError, match="Entry: "):
         Entry(0, (torch.ones(1), 2), 1, 1)
+
+
+def test_an_entry_gives_back_what_it_holds():
+    """It counts itself at its values for many calls at once, also for those that never come."""
+    value = torch.ones(3)
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+
+    @ctypes.CFUNCTYPE(None, pointers, pointers)
+    def run(inputs, answers):
+        answers[0] = inputs[0]
+
+    count = value._use_count()
+    entry = Entry(ctypes.cast(run, ctypes.c_void_p).value, (value,), 0, 1)
+    for _ in range(100):
+        (answer,) = entry([])
+        assert answer is value
+    assert value._use_count() > count
+    del entry
+    assert value._use_count() == count
 
 
 def _replace(model):

@@ -5,6 +5,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace torch_blocked {
@@ -16,14 +17,18 @@ class Entry {
   Entry(uintptr_t address, const pybind11::tuple& values, size_t others, size_t answers);
   // The answers for the values and `others`, below autograd. TypeError where one is no tensor, or they are not as many
   // as it takes.
-  pybind11::list operator()(const pybind11::list& others) const;
+  pybind11::list operator()(const pybind11::list& others);
 
  private:
   // Takes the inputs for its own, gives the answers away.
   using Run = void (*)(AtenTensorHandle* inputs, AtenTensorHandle* answers);
+  using Handle = std::unique_ptr<at::Tensor>;  // what an AtenTensorHandle points to
+  void make_handles();
+
   const Run run_;
   std::vector<at::Tensor> values_;
   const size_t others_, answers_;
+  std::vector<Handle> handles_;  // of the values, for some calls to come
 };
 
 }  // namespace torch_blocked
