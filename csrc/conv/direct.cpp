@@ -84,6 +84,11 @@ struct Tile {
   const float* src;  // the window's first channel block, or src at this tile (flat)
   int64_t src_block, src_row;
   const float *next = nullptr, *next_end = nullptr;  // what is to be fetched of the src that is copied after this
+
+  // Floats from the beginning of dst to its plane of an output channel block.
+  int64_t dst(const Conv& c, int64_t oc_block) const {
+    return n * c.dst_image() + oc_block * c.dst_block() + od * c.dst_plane();
+  }
 };
 
 int64_t taps_of_row(const Conv& c, int64_t oh) {
@@ -91,11 +96,9 @@ int64_t taps_of_row(const Conv& c, int64_t oh) {
   return taps.end - taps.begin;
 }
 
-// One or two output channel blocks over the whole tile. Of an odd number of rows the one with the fewest taps, the
-// first or the last, is by itself.
-void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks, bool prefetch) {
+// What all calls for some output channel blocks of a tile share.
+ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, int64_t blocks) {
   const Conv& c = plan.conv;
-  const int64_t dst_row = plan.flat ? 0 : c.dst_row();
   ConvArgs a;
   a.src_block = tile.src_block;
   a.nblocks = tile.ic_end - tile.ic_begin;
@@ -103,25 +106,34 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
   a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - tile.ic_end));
   a.sum_blocks = sum_blocks(c, c.kh * c.kw);
   a.wei_block = c.wei_md.strides[0];
-  const int64_t wei_tap = a.lanes * c.block;
-  a.wei_ic_block = c.kh * c.kw * wei_tap;
-  const float* const wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.wei_ic_block;
+  a.wei_ic_block = c.kh * c.kw * a.lanes * c.block;
   a.dst_block = c.dst_block();
-  a.dst_row = dst_row;
+  a.dst_row = plan.flat ? 0 : c.dst_row();
   a.dst_step = c.dst_step();
   a.first = tile.ic_begin == 0;
   a.last = tile.ic_end == plan.ic_blocks;
   a.src_row = tile.src_row;
   a.stream = plan.stream;
   a.fetch_dst = !plan.stream && !c.dst_cached;
+  a.epilogue = plan.post_ops.at(first_block, blocks, tile.dst(c, first_block));
+  return a;
+}
+
+// One or two output channel blocks over the whole tile. Of an odd number of rows the one with the fewest taps, the
+// first or the last, is by itself. The first call fetches its own weights; the last two, where `more` blocks follow,
+// theirs, of one each: so memory is busy then, too, and what is evicted for them is not read again.
+void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks, bool more, bool prefetch) {
+  const Conv& c = plan.conv;
+  ConvArgs a = shared_args(plan, tile, first_block, blocks);
+  const int64_t wei_tap = a.lanes * c.block, dst = tile.dst(c, first_block);
+  const float* const wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.wei_ic_block;
+  const float* const residual = a.epilogue.residual;
   // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
   const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
+  const bool first_alone = tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + tile.rows - 1);
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
   const int64_t fewest = tile.cols / ncalls, wider = tile.cols % ncalls;  // columns a call; calls with one more
-  const int64_t plane = tile.n * c.dst_image() + first_block * c.dst_block() + tile.od * c.dst_plane();
-  a.epilogue = plan.post_ops.at(first_block, blocks, plane);
-  const float* const residual = a.epilogue.residual;
-  const bool first_alone = tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + tile.rows - 1);
+  int64_t calls_left = ncalls * (pairs_of_rows ? (tile.rows + 1) / 2 : tile.rows);
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pairs_of_rows && row + 1 < tile.rows && (row > 0 || !first_alone);
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
@@ -129,15 +141,20 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
     a.ntaps = (taps.end - taps.begin) * c.kw;
     a.wei = wei + taps.begin * c.kw * wei_tap;
     const ConvKernel* const kernels = two ? plan.kernels.two_rows[blocks - 1] : plan.kernels.one_row[blocks - 1];
-    for (int64_t call = 0, begin = 0, cols; call < ncalls; call++, begin += cols) {
+    for (int64_t call = 0, begin = 0, cols; call < ncalls; call++, calls_left--, begin += cols) {
       cols = fewest + (call < wider);
       a.src = tile.src + row * tile.src_row + begin * c.block;
       a.src_prefetch = prefetch ? cols * c.block : 0;
-      const int64_t pixel = (tile.row + row) * dst_row + (tile.col + begin) * c.dst_pixel();
+      const int64_t pixel = (tile.row + row) * a.dst_row + (tile.col + begin) * c.dst_pixel();
       if (residual) a.epilogue.residual = residual + pixel;
-      a.dst = c.dst + plane + pixel;
-      a.next = row + call > 0 && tile.next < tile.next_end ? tile.next : nullptr;  // the first call fetches weights
-      if (a.next) tile.next += a.nblocks * a.ntaps * wei_tap;
+      a.dst = c.dst + dst + pixel;
+      a.next = nullptr;
+      if (row + call > 0 && tile.next < tile.next_end) {
+        a.next = tile.next;
+        tile.next += a.nblocks * a.ntaps * wei_tap;
+      } else if (row + call > 0 && more && calls_left <= 2) {
+        a.next = wei + (4 - calls_left) * a.wei_block;
+      }
       kernels[cols - 1](a);
     }
     row += two ? 2 : 1;
@@ -200,7 +217,7 @@ void compute_tile(const Plan& plan, int64_t plane, int64_t begin, int64_t end, i
       read_src(plan, tile, group, scratch);
       fetch_next(plan, tile, group, first_group, last_group);
       for (int64_t block = from; block < to; block += 2)
-        multiply(plan, tile, block, std::min<int64_t>(2, to - block), plan.flat && block == from);
+        multiply(plan, tile, block, std::min<int64_t>(2, to - block), block + 2 < to, plan.flat && block == from);
     }
   }
 }
