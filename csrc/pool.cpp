@@ -18,10 +18,10 @@ namespace torch_blocked {
 namespace {
 
 constexpr size_t huge_page = size_t(2) << 20;
-// A block serves what is at least this part of it: else what a program keeps of a small output would hold the memory of
-// a large one.
+// A block serves what is at least a sixteenth of it: else what a program keeps of a small output would hold the memory
+// of a large one.
 constexpr size_t most_larger = 16;
-// What is cut off is worth an entry of its own if it is at least this part of the block that is asked for.
+// What is cut off is worth an entry of its own if it is at least an eighth of what is asked for.
 constexpr size_t least_rest = 8;
 
 // A quarter of the machine's memory, so that a training step finds what the last one freed.
@@ -92,9 +92,9 @@ Pool::Block* Pool::reuse(size_t capacity) {
   const auto found = best_fit(capacity);
   if (found == free_.end()) return nullptr;
   Block* const block = *found;
-  free_.erase(found);
+  cut(block, capacity);  // first: where there is no memory for an entry, nothing has changed
+  std::erase(free_, block);
   block->free = false;
-  cut(block, capacity);
   cached_bytes_ -= block->capacity;
   return block;
 }
@@ -114,8 +114,8 @@ std::vector<Pool::Block*>::iterator Pool::best_fit(size_t capacity) {
 // Makes what the block has beyond `capacity` a free one.
 void Pool::cut(Block* block, size_t capacity) {
   if ((block->capacity - capacity) * least_rest < capacity) return;
-  Block* const rest =
-      new Block{block->data + capacity, block->capacity - capacity, block, std::exchange(block->after, nullptr), true};
+  free_.reserve(free_.size() + 1);
+  Block* const rest = new Block{block->data + capacity, block->capacity - capacity, block, block->after, true};
   if (rest->after) rest->after->before = rest;
   block->after = rest;
   block->capacity = capacity;

@@ -44,7 +44,7 @@ def test_pool_reuses_and_gives_back():
 
 
 def blocked_output(channels):
-    """An output of 56x56 pixels in the pool's memory: a number of bytes that the pool doesn't round up."""
+    """An output of 56x56 pixels, in the pool's memory."""
     return torch.empty(1, channels, 1, 1).expand(1, channels, 56, 56).to(tb.nChw16c).physical
 
 
@@ -119,7 +119,6 @@ def test_outputs_of_a_pool_never_overlap(threads):
                 assert torch.equal(y.to(tb.nchw), x)
         return all(torch.equal(y.to(tb.nchw), x) for x, y in kept)
 
-    tb.empty_cache()
     with ThreadPoolExecutor(threads) as pool:
         assert all(pool.map(worker, range(1, threads + 1)))
     tb.empty_cache()

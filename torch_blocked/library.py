@@ -182,14 +182,18 @@ tag_caches()
 
 
 def empty_cache() -> None:
-    """Gives the system back what freed outputs left in the pool, and packed weights."""
+    """Gives the system back what freed outputs left in the pool, and packed weights.
+
+    What is left of memory that other outputs are part of stays until those are freed, too.
+    """
     ops.empty_cache()
 
 
 def set_cache_limit(nbytes: int) -> int:
     """Sets how many bytes of freed outputs the pool keeps at most; returns the limit before.
 
-    At first it is a quarter of the machine's memory. ValueError for a negative one.
+    At first it is a quarter of the machine's memory; what is left of memory that other outputs are part of stays beyond
+    it. ValueError for a negative one.
     """
     return ops.set_cache_limit(nbytes)
 

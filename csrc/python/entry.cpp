@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "prefetch.h"
 
@@ -32,8 +33,11 @@ Entry::Entry(uintptr_t address, const py::tuple& values, size_t others, size_t a
 // once.
 void Entry::make_handles() {
   constexpr size_t calls = 32;
+  std::vector<Handle> handles;  // kept only if whole: a call takes the last ones
+  handles.reserve(calls * values_.size());
   for (size_t call = 0; call < calls; call++)
-    for (const at::Tensor& value : values_) handles_.push_back(std::make_unique<at::Tensor>(value));
+    for (const at::Tensor& value : values_) handles.push_back(std::make_unique<at::Tensor>(value));
+  handles_ = std::move(handles);
 }
 
 py::list Entry::operator()(const py::list& others) {
