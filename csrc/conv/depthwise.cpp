@@ -15,7 +15,7 @@ namespace torch_blocked {
 namespace {
 
 // Src is fetched as far ahead of its use as so many dst rows take: what one row takes is less than memory does.
-constexpr int64_t fetched_ahead = 3;
+constexpr int64_t fetched_ahead = 2;
 
 // Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
 // pixel.
@@ -182,8 +182,7 @@ DepthwiseArgs arguments(const Plan& plan) {
   a.zeros = zeros;
   const int64_t filter_rows = (c.kh - 1) * c.dilation_h + 1;
   a.ahead_rows = std::min(c.stride_h, filter_rows);  // those that the dst row before it has not read
-  a.ahead_row = c.src_md.strides[2];
-  a.ahead = (fetched_ahead * c.stride_h + filter_rows - a.ahead_rows) * a.ahead_row;
+  a.ahead = (fetched_ahead * c.stride_h + filter_rows - a.ahead_rows) * c.src_md.strides[2];
   a.wei_kw = c.wei_md.strides[3];
   a.dst_step = c.dst_step();
   a.dst_row = c.dst_row();

@@ -1,6 +1,5 @@
 #include "depthwise.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "lanes.h"
@@ -10,43 +9,31 @@
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
 
-// Rows of one block are too short for the hardware's own prefetch. Pixels of all the rows of src that a row of dst
-// reads anew are fetched, into L2: with those in use they may be more than L1 holds.
-template <int Pixels>
-[[gnu::always_inline]] inline void fetch_ahead(const DepthwiseArgs& a, int64_t src_offset) {
-  const float* ahead = a.src + (src_offset + a.maps[0].src + a.ahead);
-  for (int64_t row = 0; row < a.ahead_rows; row++, ahead += a.ahead_row)
-#pragma GCC unroll 64
-    for (int i = 0; i < Pixels; i++) __builtin_prefetch(ahead + i * block, 0, 2);
-}
+// Src is fetched before the rows that are read anew are begun: the hardware's own prefetch does not follow several of
+// them at once. Tile after tile it is one run of addresses, which memory is fastest at, in equal parts beside the
+// multiplications of each call: a core has room for some tens of misses, and drops what a burst asks for beyond that.
+struct FetchAhead {
+  static constexpr int64_t line = 64 / sizeof(float);
 
-// The same in as many parts as there are `calls`: where these take long memory would wait for the next tile's.
-template <int Pixels>
-class FetchAhead {
- public:
-  FetchAhead(const DepthwiseArgs& a, int64_t src_offset, int64_t calls)
-      : next_(a.src + (src_offset + a.maps[0].src + a.ahead)),
-        to_next_row_(a.ahead_row - (Pixels - 1) * block),
-        left_(a.ahead_rows * Pixels),
-        share_(calls > 0 ? (left_ + calls - 1) / calls : 0) {}
+  // For a tile of as many new `pixels` in a row, whose first is src column `iw`.
+  FetchAhead(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, int64_t pixels, int64_t calls)
+      : next(a.src + (src_offset + a.maps[0].src + a.ahead + iw * (a.ahead_rows - 1) * block)),
+        lines(calls > 0 ? (a.ahead_rows * pixels * block + calls * line - 1) / (calls * line) : 0) {}
 
-  [[gnu::always_inline]] void operator()() {
-    const int64_t share = std::min(share_, left_);
-    left_ -= share;
-    for (int64_t i = 0; i < share; i++) {
-      __builtin_prefetch(next_, 0, 2);
-      const bool last = ++col_ == Pixels;
-      next_ += last ? to_next_row_ : block;
-      col_ = last ? 0 : col_;
-    }
+  [[gnu::always_inline]] void fetch(int64_t i) const {
+    if (i < lines) __builtin_prefetch(next + i * line);
   }
+  template <int Pixels>
+  [[gnu::always_inline]] void fetch_all(int64_t rows) const {
+    const float* at = next;
+    for (int64_t row = 0; row < rows; row++, at += Pixels * block)
+#pragma GCC unroll 64
+      for (int i = 0; i < Pixels * block; i += line) __builtin_prefetch(at + i);
+  }
+  [[gnu::always_inline]] void to_next_call() { next += lines * line; }
 
- private:
-  const float* next_;
-  const int64_t to_next_row_;
-  int64_t left_;
-  const int64_t share_;
-  int64_t col_ = 0;
+  const float* next;
+  const int64_t lines;  // of a call
 };
 
 // Cols pixels of one block of channels, each channel with its own filter. src pixels are Stride apart; taps come in
@@ -54,31 +41,36 @@ class FetchAhead {
 template <Lane lane, int Kw, int Stride, int Cols>
 struct Tile {
   static constexpr int pixels = (Cols - 1) * Stride + Kw;
+  // Where there are registers for it, src is fetched in parts; by the first of so many pixels of a call, which is
+  // enough for square filters and strides.
+  static constexpr bool in_parts = lane != Lane::Own || max_cols > 8;
+  static constexpr int least_calls = lane == Lane::Own ? Kw : 2 * Kw;
+  static constexpr int fetching =
+      Kw == 1 ? pixels : (Cols * Stride * Stride * block - 1) / (least_calls * FetchAhead::line) + 1;
   Vec acc[Cols];
 
   // Where the first pixel of the rows of taps is src column `iw`.
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
-    // Many channels' worth of long rows of taps.
-    constexpr bool paced = lane == Lane::Same && max_cols > 8;
     const int64_t nmaps = lane == Lane::Own ? 1 : a.nmaps;
-    FetchAhead<Cols * Stride> fetch(a, src_offset, paced ? nmaps * (taps.end - taps.begin) : 0);
-    if constexpr (!paced) fetch_ahead<Cols * Stride>(a, src_offset);
+    FetchAhead ahead(a, src_offset, iw, Cols * Stride, nmaps * (taps.end - taps.begin));
+    if constexpr (!in_parts) ahead.fetch_all<Cols * Stride>(a.ahead_rows);
     for (int64_t m = 0; m < nmaps; m++) {
       const Lanes lanes(a.maps[m]);
       for (int64_t t = taps.begin; t < taps.end; t++) {
-        if constexpr (paced) fetch();
         const float* const wei = a.wei + a.maps[m].wei + a.taps[t].wei;
         Vec w[Kw];
         UNROLL for (int k = 0; k < Kw; k++) w[k] = Vec::loadu(wei + k * a.wei_kw);
-        add_row(a, a.src + (src_offset + a.maps[m].src + a.taps[t].src), iw, lanes, w);
+        add_row(a, a.src + (src_offset + a.maps[m].src + a.taps[t].src), iw, lanes, w, ahead);
+        if constexpr (in_parts) ahead.to_next_call();
       }
     }
   }
 
   [[gnu::always_inline]] void add_row(const DepthwiseArgs& a, const float* src, int64_t iw, const Lanes& lanes,
-                                      const Vec (&w)[Kw]) {
+                                      const Vec (&w)[Kw], const FetchAhead& ahead) {
 #pragma GCC unroll 64
     for (int i = 0; i < pixels; i++) {
+      if (in_parts && i < fetching) ahead.fetch(i);
       if (!is_read(i)) continue;
       const float* const pixel = pixel_at(a, src, iw, i);
       const Vec x = lane == Lane::Same     ? Vec(*pixel)
@@ -125,11 +117,10 @@ struct Tile<Lane::Pairs, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols
     constexpr int quad = 4;
     Vec low[Cols], high[Cols];
     UNROLL for (int c = 0; c < Cols; c++) low[c] = high[c] = Vec(0.f);
-    FetchAhead<Cols * Stride> fetch(a, src_offset, quad * (taps.end - taps.begin));
+    FetchAhead ahead(a, src_offset, iw, Cols * Stride, quad * (taps.end - taps.begin));
     for (int j = 0; j < quad; j++) {
       const __m512i channel = _mm512_set1_epi32(j);
       for (int64_t t = taps.begin; t < taps.end; t++) {
-        fetch();
         const float* const wei = a.wei + a.taps[t].wei;
         Vec low_wei[Kw], high_wei[Kw];
         UNROLL for (int k = 0; k < Kw; k++) {
@@ -141,12 +132,14 @@ struct Tile<Lane::Pairs, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols
         const float* const src = a.src + (src_offset + a.maps[0].src + a.taps[t].src);
 #pragma GCC unroll 64
         for (int i = 0; i < this->pixels; i++) {
+          if (i < this->fetching) ahead.fetch(i);
           const Vec x = of_quads(this->pixel_at(a, src, iw, i), channel);
           UNROLL for (int k = 0; k < Kw; k++) if (const int c = this->column(i, k); c >= 0) {
             low[c] = multiply_add(low_wei[k], x, low[c]);
             high[c] = multiply_add(high_wei[k], x, high[c]);
           }
         }
+        ahead.to_next_call();
       }
     }
     UNROLL for (int c = 0; c < Cols; c++) acc[c] = acc[c] + (even_quads(low[c], high[c]) + odd_quads(low[c], high[c]));

@@ -38,12 +38,12 @@ struct LaneMap {
 struct DepthwiseArgs {
   const float* src;
   int64_t src_offset;  // of the first pixel's filter: it may lie in the padding, before src, where its taps do not
-  int64_t src_row, src_tile;      // from one dst row's, one tile's filter to the next
-  int64_t iw_begin, iw;           // the src column of that first pixel; columns of src: what lies outside is padding
-  int64_t tile_columns;           // src columns from one tile to the next
-  const float* zeros;             // a vector of them: read in the padding
-  int64_t ahead;                  // the first of the src rows to fetch into the cache meanwhile: its offset, like taps'
-  int64_t ahead_rows, ahead_row;  // how many, from one to the next
+  int64_t src_row, src_tile;  // from one dst row's, one tile's filter to the next
+  int64_t iw_begin, iw;       // the src column of that first pixel; columns of src: what lies outside is padding
+  int64_t tile_columns;       // src columns from one tile to the next
+  const float* zeros;         // a vector of them: read in the padding
+  int64_t ahead;              // the first of the src rows to fetch into the cache meanwhile: its offset, like taps'
+  int64_t ahead_rows;         // how many, one after another in memory
   const LaneMap* maps;
   int64_t nmaps;
   const DepthwiseTap* taps;
