@@ -5,10 +5,12 @@
 
 #include "kernels/pooling.h"
 #include "parallel.h"
+#include "streaming.h"
 
 namespace torch_blocked {
 namespace {
 
+constexpr int64_t most_fetched = 64;            // cache lines beside a pixel of dst: more do not stay in L1
 constexpr int64_t least_per_thread = 16 << 10;  // floats: below it a second thread costs more than it saves
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -111,18 +113,23 @@ AxisShares shares_of_neighbors(const std::vector<Neighbors>& neighbors, int64_t 
 
 // ---- loops
 
-// Calls row(plane of src, block of channels, row h of dst, offset in dst) for every row of dst, shared among threads.
+// Calls row(plane of src, block of channels, row h of dst, offset in dst, whether to stream it) for every row of dst,
+// shared among threads.
 template <class Row>
-void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, int64_t nthreads, const Row& row) {
+void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, const float* dst, int64_t nthreads,
+                  const Row& row) {
   const int64_t planes = src.n * src.c_blocks;
+  const int64_t bytes = planes * src.block * (src.ih * src.iw + oh * ow) * sizeof(float);
+  const bool stream = outgrows_caches(bytes) && is_streamable(dst);
   const int64_t floats = planes * src.block * std::max(src.ih * src.iw, oh * ow);
   nthreads = std::min(nthreads, std::max<int64_t>(1, floats / least_per_thread));
   parallel_for(planes * oh, nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       const int64_t plane = i / oh, n = plane / src.c_blocks, c = plane % src.c_blocks;
       const float* const data = src.data + n * src.strides[0] + c * src.strides[1];
-      row(Plane{data, src.strides[2], src.strides[3], src.block}, c, i % oh, i * ow * src.block);
+      row(Plane{data, src.strides[2], src.strides[3], src.block}, c, i % oh, i * ow * src.block, stream);
     }
+    if (stream) finish_streams();
   });
 }
 
@@ -131,9 +138,10 @@ void add_shares(const BlockedImages& diff_dst, const AxisShares& h, const AxisSh
                 int64_t nthreads) {
   const int64_t ih = h.shares.size(), iw = w.shares.size();
   const PoolingKernels& kernels = TORCH_BLOCKED_KERNELS(pooling_kernels, isa());
-  for_each_row(diff_dst, ih, iw, nthreads, [&](const Plane& plane, int64_t, int64_t row, int64_t offset) {
-    kernels.add_shares({plane, h.shares[row], w.shares.data(), iw, diff_src + offset});
-  });
+  const auto add = [&](const Plane& plane, int64_t, int64_t row, int64_t offset, bool stream) {
+    kernels.add_shares({plane, h.shares[row], w.shares.data(), iw, diff_src + offset, stream});
+  };
+  for_each_row(diff_dst, ih, iw, diff_src, nthreads, add);
 }
 
 // Zeroes the channels from `begin` on of a row of pixels.
@@ -152,16 +160,22 @@ void pool(const Pooling& a) {
   const auto kernel = a.mode == PoolMode::Average ? kernels.average
                       : a.indices                 ? kernels.max_with_indices
                                                   : kernels.max;
-  for_each_row(src, a.oh, a.ow, a.nthreads, [&](const Plane& plane, int64_t c, int64_t h, int64_t offset) {
+  const auto end = [&](int64_t h) { return rows[h].begin + rows[h].taps * a.h.dilation; };  // of what it reads, about
+  const auto pool_row = [&](const Plane& plane, int64_t c, int64_t h, int64_t offset, bool stream) {
+    const int64_t ahead_rows = h + 1 < a.oh ? end(h + 1) - end(h) : end(0);  // the last one: of the next plane
+    const int64_t ahead_lines = ceil_div(ahead_rows * src.iw * src.block * int64_t(sizeof(float)), a.ow * 64);
     float* const dst = a.dst + offset;
     int64_t* const indices = a.indices ? a.indices + offset : nullptr;
-    kernel({plane, src.iw, a.h.dilation, a.w.dilation, rows[h], cols.data(), a.ow, a.divisor, dst, indices});
-    // The maximum of nothing is -inf, that of zeros is at some index.
     const int64_t real = a.channels - c * src.block;
+    stream = stream && real >= src.block;
+    kernel({plane, src.iw, a.h.dilation, a.w.dilation, rows[h], cols.data(), a.ow, plane.data + end(h) * plane.row,
+            std::min(ahead_lines, most_fetched), a.divisor, dst, stream, indices});
+    // The maximum of nothing is -inf, that of zeros is at some index.
     if (a.mode == PoolMode::Average || real >= src.block) return;
     clear_channels(dst, a.ow, src.block, real);
     if (indices) clear_channels(indices, a.ow, src.block, real);
-  });
+  };
+  for_each_row(src, a.oh, a.ow, a.dst, a.nthreads, pool_row);
 }
 
 void upsample(const Upsampling& a) {
@@ -169,9 +183,10 @@ void upsample(const Upsampling& a) {
   const std::vector<Neighbors> cols = neighbors(a.how, a.how.scale_w, a.src.iw, a.ow);
   const PoolingKernels& kernels = TORCH_BLOCKED_KERNELS(pooling_kernels, isa());
   const auto kernel = a.how.mode == UpsampleMode::Bilinear ? kernels.bilinear : kernels.nearest;
-  for_each_row(a.src, a.oh, a.ow, a.nthreads, [&](const Plane& plane, int64_t, int64_t h, int64_t offset) {
-    kernel({plane, rows[h], cols.data(), a.ow, a.dst + offset});
-  });
+  const auto upsample_row = [&](const Plane& plane, int64_t, int64_t h, int64_t offset, bool stream) {
+    kernel({plane, rows[h], cols.data(), a.ow, a.dst + offset, stream});
+  };
+  for_each_row(a.src, a.oh, a.ow, a.dst, a.nthreads, upsample_row);
 }
 
 // A plane is one thread's, and in its cache from the zeros to the sums.

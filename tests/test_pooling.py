@@ -55,6 +55,30 @@ def test_pooling(isa, case, special):
         assert isinstance(y[0] if isinstance(y, tuple) else y, tb.BlockedTensor)
 
 
+# The answer is written past the caches, but for the block with padding.
+PAST_CACHES = {
+    "max": (lambda x: F.max_pool2d(x, 3, 2, 1), (1, 20, 483, 485)),
+    "max with indices": (lambda x: F.max_pool2d(x, 2, return_indices=True), (1, 20, 483, 485)),
+    "avg": (lambda x: F.avg_pool2d(x, 3, 1, 1), (2, 20, 241, 243)),
+    "global avg": (lambda x: F.adaptive_avg_pool2d(x, 1), (1, 20, 483, 485)),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), (1, 20, 213, 215)),
+    "bilinear": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (1, 20, 213, 215)),
+}
+
+
+@cases(PAST_CACHES)
+def test_pooling_past_the_caches(isa, case):
+    f, size = case
+    y = check(f, torch.randn(size).to(tb.blocked))
+    assert isinstance(y[0] if isinstance(y, tuple) else y, tb.BlockedTensor)
+
+
+@pytest.mark.parametrize("name", ["avg", "nearest", "bilinear"])
+def test_gradient_past_the_caches(isa, name):
+    f, size = PAST_CACHES[name]
+    check_gradient(f, torch.randn(size), lambda diff: diff.to(tb.blocked))
+
+
 @cases(SRC_VIEWS)
 def test_pooling_of_views(case):
     for fmt in (tb.nChw8c, tb.nChw16c):

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "streaming.h"
 #include "tier.h"
 
 namespace torch_blocked {
@@ -16,8 +17,9 @@ static_assert(Vec::size() == Index::size());
 // Some lanes of every pixel, from `first` on: a whole vector, or what is left of a block.
 struct WholeVector {
   int64_t first;
+  bool stream;
   Vec load(const float* pixel) const { return Vec::loadu(pixel + first); }
-  void store(const Vec& v, float* pixel) const { v.store(pixel + first); }
+  void store(const Vec& v, float* pixel) const { store_vector(v, pixel + first, stream); }
   int count() const { return Vec::size(); }
 };
 struct PartOfVector {
@@ -30,10 +32,19 @@ struct PartOfVector {
 
 // Calls row(lanes) on the parts of a block, one vector at a time: what a row reads stays in the L1 cache.
 template <class Row>
-void for_each_vector(int64_t block, const Row& row) {
+void for_each_vector(int64_t block, bool stream, const Row& row) {
+  stream = stream && block == Vec::size();  // whole cache lines, one after another
   int64_t first = 0;
-  for (; first + Vec::size() <= block; first += Vec::size()) row(WholeVector{first});
+  for (; first + Vec::size() <= block; first += Vec::size()) row(WholeVector{first, stream});
   if (first < block) row(PartOfVector{first, int(block - first)});
+}
+
+// The share of a dst pixel of what is fetched. Rows of a block are short: the CPU's own prefetch starts anew on each,
+// and alone takes two to three times as long. Pixel after pixel it is one run of addresses, which memory is fastest at.
+inline void fetch_ahead(const PoolRow& a, int64_t ow) {
+  constexpr int64_t line = 64 / sizeof(float);
+  const float* const first = a.ahead + ow * a.ahead_lines * line;
+  for (int64_t i = 0; i < a.ahead_lines; i++) __builtin_prefetch(first + i * line);
 }
 
 // Calls tap(pixel of src, its index in the plane) on all that the dst pixel of `col` sees; `Width` of a row, if not 0.
@@ -41,17 +52,12 @@ void for_each_vector(int64_t block, const Row& row) {
 template <int Width, class Tap, class RowEnd>
 inline void for_each_tap_of(const PoolRow& a, const Window& col, const Tap& tap, const RowEnd& row_end) {
   const int64_t width = Width ? Width : col.taps;
-  // Below the window, which the next row of dst reads. Rows of a block are short: the CPU's own prefetch starts anew on
-  // each, and alone takes two to three times as long.
-  const int64_t ahead = a.window.taps * a.src.row;
   for (int64_t i = 0; i < a.window.taps; i++) {
     const int64_t h = a.window.begin + i * a.dilation_h;
     const float* const row = a.src.data + h * a.src.row;
     for (int64_t j = 0; j < width; j++) {
       const int64_t w = col.begin + j * a.dilation_w;
-      const float* const pixel = row + w * a.src.pixel;
-      __builtin_prefetch(pixel + ahead);
-      tap(pixel, h * a.iw + w);
+      tap(row + w * a.src.pixel, h * a.iw + w);
     }
     row_end();
   }
@@ -59,7 +65,9 @@ inline void for_each_tap_of(const PoolRow& a, const Window& col, const Tap& tap,
 
 // Most windows are small: with a width known to the compiler they have one loop, not two.
 template <class Tap, class RowEnd = void (*)()>
-inline void for_each_tap(const PoolRow& a, const Window& col, const Tap& tap, const RowEnd& row_end = [] {}) {
+inline void for_each_tap(const PoolRow& a, int64_t ow, const Tap& tap, const RowEnd& row_end = [] {}) {
+  const Window& col = a.windows[ow];
+  fetch_ahead(a, ow);
   if (col.taps == 2) return for_each_tap_of<2>(a, col, tap, row_end);
   if (col.taps == 3) return for_each_tap_of<3>(a, col, tap, row_end);
   for_each_tap_of<0>(a, col, tap, row_end);
@@ -68,11 +76,10 @@ inline void for_each_tap(const PoolRow& a, const Window& col, const Tap& tap, co
 constexpr float lowest = -std::numeric_limits<float>::infinity();
 
 void max(const PoolRow& a) {
-  for_each_vector(a.src.block, [&](auto lanes) {
+  for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++) {
       Vec most(lowest);
-      for_each_tap(a, a.windows[j],
-                   [&](const float* pixel, int64_t) { most = at::vec::maximum(most, lanes.load(pixel)); });
+      for_each_tap(a, j, [&](const float* pixel, int64_t) { most = at::vec::maximum(most, lanes.load(pixel)); });
       lanes.store(most, a.dst + j * a.src.block);
     }
   });
@@ -80,11 +87,11 @@ void max(const PoolRow& a) {
 
 // The index is that of the first maximum, or of the last NaN; of an empty window where it begins.
 void max_with_indices(const PoolRow& a) {
-  for_each_vector(a.src.block, [&](auto lanes) {
+  for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++) {
       Vec most(lowest);
       Index at(int32_t(a.window.begin * a.iw + a.windows[j].begin));
-      for_each_tap(a, a.windows[j], [&](const float* pixel, int64_t index) {
+      for_each_tap(a, j, [&](const float* pixel, int64_t index) {
         const Vec value = lanes.load(pixel), takes = (value > most) | value.isnan();
         most = Vec::blendv(most, value, takes);
         at = Index::blendv(at, Index(int32_t(index)), at::vec::cast<int32_t>(takes));
@@ -99,12 +106,12 @@ void max_with_indices(const PoolRow& a) {
 }
 
 void average(const PoolRow& a) {
-  for_each_vector(a.src.block, [&](auto lanes) {
+  for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++) {
       Vec sum(0.f), row_sum(0.f);  // apart: a short sum is more exact than a long one
       const auto tap = [&](const float* pixel, int64_t) { row_sum = row_sum + lanes.load(pixel); };
       const auto row_end = [&] { sum = sum + row_sum, row_sum = Vec(0.f); };
-      for_each_tap(a, a.windows[j], tap, row_end);
+      for_each_tap(a, j, tap, row_end);
       const float divisor = a.divisor != 0 ? a.divisor : float(a.window.count * a.windows[j].count);
       lanes.store(sum * Vec(1 / divisor), a.dst + j * a.src.block);
     }
@@ -113,7 +120,7 @@ void average(const PoolRow& a) {
 
 void nearest(const UpsampleRow& a) {
   const float* const src = a.src.data + a.neighbors.low * a.src.row;
-  for_each_vector(a.src.block, [&](auto lanes) {
+  for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++)
       lanes.store(lanes.load(src + a.neighbors_of[j].low * a.src.pixel), a.dst + j * a.src.block);
   });
@@ -123,7 +130,7 @@ void bilinear(const UpsampleRow& a) {
   const float* const top = a.src.data + a.neighbors.low * a.src.row;
   const float* const bottom = a.src.data + a.neighbors.high * a.src.row;
   const Vec bottom_weight(a.neighbors.weight), top_weight(1 - a.neighbors.weight);
-  for_each_vector(a.src.block, [&](auto lanes) {
+  for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++) {
       const Neighbors& n = a.neighbors_of[j];
       const int64_t left = n.low * a.src.pixel, right = n.high * a.src.pixel;
@@ -156,7 +163,7 @@ inline Vec sum_of_shares(const ShareRow& a, const Shares& cols, const Lanes& lan
 
 // One row of diff_src, of averages and of up-sampling alike.
 void add_shares(const ShareRow& a) {
-  for_each_vector(a.diff_dst.block, [&](auto lanes) {
+  for_each_vector(a.diff_dst.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.iw; j++) {
       const Shares& cols = a.cols[j];
       const Vec sum = cols.count == 1   ? sum_of_shares<1>(a, cols, lanes)

@@ -32,9 +32,12 @@ struct PoolRow {
   Window window;          // along h
   const Window* windows;  // along w, one a pixel of dst
   int64_t ow;
-  float divisor;     // of averages; 0: the product of the windows' counts
-  float* dst;        // dense
-  int64_t* indices;  // of maxima within the plane, h * iw + w, laid out as dst
+  const float* ahead;   // what the next row reads anew, fetched meanwhile
+  int64_t ahead_lines;  // cache lines of it for each pixel of dst
+  float divisor;        // of averages; 0: the product of the windows' counts
+  float* dst;           // dense
+  bool stream;          // past the caches, where a vector holds a block: dst is aligned to 64 bytes
+  int64_t* indices;     // of maxima within the plane, h * iw + w, laid out as dst
 };
 
 struct UpsampleRow {
@@ -43,6 +46,7 @@ struct UpsampleRow {
   const Neighbors* neighbors_of;  // along w, one a pixel of dst
   int64_t ow;
   float* dst;  // dense
+  bool stream;
 };
 
 // The pixels of diff_dst, `count` of them from `begin` on, that one of diff_src has a share in along one axis.
@@ -57,6 +61,7 @@ struct ShareRow {
   const Shares* cols;  // along w, one a pixel of diff_src
   int64_t iw;
   float* diff_src;  // dense
+  bool stream;
 };
 
 struct PoolingKernels {

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "conv.h"
+#include "streaming.h"
 
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -56,24 +57,6 @@ inline Vec in_register(Vec vec) {
   vec = values;
 #endif
   return vec;
-}
-
-// Past the caches, where there is an instruction for it; dst is aligned to the vector.
-inline void store_streamed(const Vec& vec, float* dst) {
-#if defined(CPU_CAPABILITY_AVX512)
-  _mm512_stream_ps(dst, vec);
-#elif defined(CPU_CAPABILITY_AVX2)
-  _mm256_stream_ps(dst, vec);
-#else
-  vec.store(dst);
-#endif
-}
-
-inline void store_vector(const Vec& vec, float* dst, bool stream) {
-  if (stream)
-    store_streamed(vec, dst);
-  else
-    vec.store(dst);
 }
 
 template <int Rows, int Cols>
