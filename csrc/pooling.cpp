@@ -160,7 +160,8 @@ void pool(const Pooling& a) {
   const auto kernel = a.mode == PoolMode::Average ? kernels.average
                       : a.indices                 ? kernels.max_with_indices
                                                   : kernels.max;
-  const auto end = [&](int64_t h) { return rows[h].begin + rows[h].taps * a.h.dilation; };  // of what it reads, about
+  // Of what a row reads, about.
+  const auto end = [&](int64_t h) { return std::min(src.ih, rows[h].begin + rows[h].taps * a.h.dilation); };
   const auto pool_row = [&](const Plane& plane, int64_t c, int64_t h, int64_t offset, bool stream) {
     const int64_t ahead_rows = h + 1 < a.oh ? end(h + 1) - end(h) : end(0);  // the last one: of the next plane
     const int64_t ahead_lines = ceil_div(ahead_rows * src.iw * src.block * int64_t(sizeof(float)), a.ow * 64);
