@@ -23,6 +23,7 @@ struct FetchAhead {
   [[gnu::always_inline]] void fetch(int64_t i) const {
     if (i < lines) __builtin_prefetch(next + i * line);
   }
+  // All of a tile at once, where no register is left to count its parts.
   template <int Pixels>
   [[gnu::always_inline]] void fetch_all(int64_t rows) const {
     const float* at = next;
@@ -41,8 +42,8 @@ struct FetchAhead {
 template <Lane lane, int Kw, int Stride, int Cols>
 struct Tile {
   static constexpr int pixels = (Cols - 1) * Stride + Kw;
-  // Where there are registers for it, src is fetched in parts; by the first of so many pixels of a call, which is
-  // enough for square filters and strides.
+  // Whether src is fetched in parts, and beside how many pixels of a call: enough of them for square filters and
+  // strides.
   static constexpr bool in_parts = lane != Lane::Own || max_cols > 8;
   static constexpr int least_calls = lane == Lane::Own ? Kw : 2 * Kw;
   static constexpr int fetching =

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "streaming.h"
+#include "store.h"
 #include "tier.h"
 
 namespace torch_blocked {

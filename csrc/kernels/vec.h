@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "conv.h"
-#include "streaming.h"
+#include "store.h"
 
 #define UNROLL _Pragma("GCC unroll 16")
 
