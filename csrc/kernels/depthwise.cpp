@@ -12,6 +12,7 @@ namespace {  // one copy per tier: nothing here may be shared between them
 // Src is fetched before the rows that are read anew are begun: the hardware's own prefetch does not follow several of
 // them at once. Tile after tile it is one run of addresses, which memory is fastest at, in equal parts beside the
 // multiplications of each call: a core has room for some tens of misses, and drops what a burst asks for beyond that.
+template <int Locality>
 struct FetchAhead {
   static constexpr int64_t line = 64 / sizeof(float);
 
@@ -21,7 +22,7 @@ struct FetchAhead {
         lines(calls > 0 ? (a.ahead_rows * pixels * block + calls * line - 1) / (calls * line) : 0) {}
 
   [[gnu::always_inline]] void fetch(int64_t i) const {
-    if (i < lines) __builtin_prefetch(next + i * line);
+    if (i < lines) __builtin_prefetch(next + i * line, 0, Locality);
   }
   // All of a tile at once, where no register is left to count its parts.
   template <int Pixels>
@@ -29,7 +30,7 @@ struct FetchAhead {
     const float* at = next;
     for (int64_t row = 0; row < rows; row++, at += Pixels * block)
 #pragma GCC unroll 64
-      for (int i = 0; i < Pixels * block; i += line) __builtin_prefetch(at + i);
+      for (int i = 0; i < Pixels * block; i += line) __builtin_prefetch(at + i, 0, Locality);
   }
   [[gnu::always_inline]] void to_next_call() { next += lines * line; }
 
@@ -42,19 +43,22 @@ struct FetchAhead {
 template <Lane lane, int Kw, int Stride, int Cols>
 struct Tile {
   static constexpr int pixels = (Cols - 1) * Stride + Kw;
+  // Depthwise waits for memory more than for anything else, and L1 has room for fewer misses than L2 (Zen 4); grouped
+  // multiplies long enough for what is fetched to arrive in L1.
+  using Fetch = FetchAhead<lane == Lane::Own ? 2 : 3>;
   // Whether src is fetched in parts, and beside how many pixels of a call: enough of them for square filters and
   // strides.
   static constexpr bool in_parts = lane != Lane::Own || max_cols > 8;
   static constexpr int least_calls = lane == Lane::Own ? Kw : 2 * Kw;
   static constexpr int fetching =
-      Kw == 1 ? pixels : (Cols * Stride * Stride * block - 1) / (least_calls * FetchAhead::line) + 1;
+      Kw == 1 ? pixels : (Cols * Stride * Stride * block - 1) / (least_calls * Fetch::line) + 1;
   Vec acc[Cols];
 
   // Where the first pixel of the rows of taps is src column `iw`.
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
     const int64_t nmaps = lane == Lane::Own ? 1 : a.nmaps;
-    FetchAhead ahead(a, src_offset, iw, Cols * Stride, nmaps * (taps.end - taps.begin));
-    if constexpr (!in_parts) ahead.fetch_all<Cols * Stride>(a.ahead_rows);
+    Fetch ahead(a, src_offset, iw, Cols * Stride, nmaps * (taps.end - taps.begin));
+    if constexpr (!in_parts) ahead.template fetch_all<Cols * Stride>(a.ahead_rows);
     for (int64_t m = 0; m < nmaps; m++) {
       const Lanes lanes(a.maps[m]);
       for (int64_t t = taps.begin; t < taps.end; t++) {
@@ -68,7 +72,7 @@ struct Tile {
   }
 
   [[gnu::always_inline]] void add_row(const DepthwiseArgs& a, const float* src, int64_t iw, const Lanes& lanes,
-                                      const Vec (&w)[Kw], const FetchAhead& ahead) {
+                                      const Vec (&w)[Kw], const Fetch& ahead) {
 #pragma GCC unroll 64
     for (int i = 0; i < pixels; i++) {
       if (in_parts && i < fetching) ahead.fetch(i);
@@ -118,7 +122,8 @@ struct Tile<Lane::Pairs, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols
     constexpr int quad = 4;
     Vec low[Cols], high[Cols];
     UNROLL for (int c = 0; c < Cols; c++) low[c] = high[c] = Vec(0.f);
-    FetchAhead ahead(a, src_offset, iw, Cols * Stride, quad * (taps.end - taps.begin));
+    typename Tile<Lane::Mapped, Kw, Stride, Cols>::Fetch ahead(a, src_offset, iw, Cols * Stride,
+                                                               quad * (taps.end - taps.begin));
     for (int j = 0; j < quad; j++) {
       const __m512i channel = _mm512_set1_epi32(j);
       for (int64_t t = taps.begin; t < taps.end; t++) {
