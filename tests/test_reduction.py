@@ -66,6 +66,17 @@ def test_reduction(isa, case, axes, keepdim):
                 assert all(isinstance(part, tb.BlockedTensor) for part in (y if isinstance(y, tuple) else (y,)))
 
 
+@pytest.mark.parametrize("axes", [axes for axes in AXES if axes is None or len(axes) > 1 or axes == (1,)], ids=str)
+@cases(SEVERAL_AXES)
+def test_reduction_of_many_elements(case, axes):
+    """So many that one axis is reduced after the other."""
+    for channels in (19, 32):
+        x = torch.randn(3, channels, 33, 29).clamp(-2, 2)
+        for fmt in (tb.nChw8c, tb.nChw16c):
+            for keepdim in (False, True):
+                check(lambda x, k=keepdim: case(x, axes and list(axes), k), x.to(fmt), **CLOSE)
+
+
 @pytest.mark.parametrize("axes", [(1,), (2, 3), (0, 1), (3,)], ids=str)
 @pytest.mark.parametrize("name", [n for n in SEVERAL_AXES if n not in NO_GRADIENT])
 def test_gradient_of_a_reduction(name, axes):
@@ -165,6 +176,15 @@ def test_gradient_along_an_axis(name, dim):
     for channels in CHANNELS:
         for x in images(channels):
             check_gradient(lambda x: ALONG[name](x, dim), x, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_along_many_channels(name):
+    """So many elements that the blocks are reduced one axis after the other."""
+    for channels, fmt in itertools.product((19, 32), (tb.nChw8c, tb.nChw16c)):
+        x = torch.randn(3, channels, 33, 29).to(fmt)
+        check(lambda x: ALONG[name](x, 1), x, **CLOSE)
+        check_gradient(lambda x: ALONG[name](x, 1), x, **CLOSE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

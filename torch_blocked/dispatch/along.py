@@ -16,7 +16,16 @@ from torch._prims_common import canonicalize_dim
 
 from torch_blocked import reorder
 from torch_blocked.dispatch.fallback import fallback
-from torch_blocked.dispatch.physical import accurate, bound, clear_padding, fill_padding, lead, physical_dims, shifted
+from torch_blocked.dispatch.physical import (
+    accurate,
+    bound,
+    clear_padding,
+    fill_padding,
+    lead,
+    over_dims,
+    physical_dims,
+    shifted,
+)
 from torch_blocked.dispatch.registry import register
 from torch_blocked.dispatch.shape import plain_if_small
 from torch_blocked.tensor import BlockedTensor
@@ -45,11 +54,8 @@ def _exponentials(x: BlockedTensor, axis: int) -> tuple[Tensor, Tensor]:
     """x less its greatest element, and the sum of the exponentials, in float32 at least."""
     dims = physical_dims(x, [axis])
     physical = fill_padding(x, [axis], -math.inf).to(accurate(x.dtype))
-    greatest = physical
-    for d in dims:  # outer dim first: whole blocks at a time
-        greatest = greatest.amax(d, True)
-    below = physical - greatest
-    return below, below.exp().sum(dims, True)
+    below = physical - over_dims(aten.amax.default, physical, dims)
+    return below, over_dims(aten.sum.dim_IntList, below.exp(), dims)
 
 
 def _softmax(x: BlockedTensor, axis: int, half_to_float: bool) -> Tensor:
@@ -127,11 +133,11 @@ def along(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[T
 
 def _softmax_gradient(grad: Tensor, y: Tensor, dims: list[int]) -> Tensor:
     product = grad * y
-    return product.sub_(y * product.sum(dims, True))
+    return product.sub_(y * over_dims(aten.sum.dim_IntList, product, dims))
 
 
 def _log_softmax_gradient(grad: Tensor, y: Tensor, dims: list[int]) -> Tensor:
-    return grad - y.exp() * grad.sum(dims, True)
+    return grad - y.exp() * over_dims(aten.sum.dim_IntList, grad, dims)
 
 
 GRADIENTS = {

@@ -266,10 +266,8 @@ def convolution_backward(
         src, dst = (diff_dst, x) if transposed else (x, diff_dst)
         diff_weight = _weight_gradient(src, dst, weight, window, groups)
     if output_mask[2]:
-        dims = [0, *range(2, grad.dim())]
-        diff_bias = (
-            diff_dst._physical.sum(dims, dtype=torch.float32).flatten()[: grad.size(1)].to(grad.dtype, copy=True)
-        )
+        sums = diff_dst._physical.sum([*range(2, grad.dim())], dtype=torch.float32).sum(0).flatten()
+        diff_bias = sums[: grad.size(1)].to(grad.dtype, copy=True)
     return diff_src, diff_weight, diff_bias
 
 
