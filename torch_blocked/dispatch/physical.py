@@ -49,10 +49,11 @@ _WORTH_TURNS = 1 << 15  # elements: for fewer one call takes longer than they do
 
 
 def over_dims(op: OpOverload, physical: Tensor, dims: list[int], **kwargs: object) -> Tensor | tuple[Tensor, ...]:
-    """Neighbours that lie so as one, the last among them; others one after another, outer ones first.
+    """`op` of a physical tensor over `dims`, which are kept with one element.
 
-    ATen's loops over one axis are several times faster, and most so where what is kept lies side by side. Traced, one
-    operator fuses better; in half precision each of several would round.
+    ATen's loops over one dim are several times faster, and most so where what is kept lies side by side. So dims that
+    follow each other in memory are one, and where they are not the last, the operators of `_IN_TURN` take one dim after
+    another, outer ones first. Traced, one operator fuses better; in half precision each of several would round.
     """
     first, last = dims[0], dims[-1]
     neighbours = len(dims) == last - first + 1 > 1
