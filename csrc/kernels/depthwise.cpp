@@ -12,6 +12,7 @@ namespace {  // one copy per tier: nothing here may be shared between them
 // Src is fetched before the rows that are read anew are begun: the hardware's own prefetch does not follow several of
 // them at once. Tile after tile it is one run of addresses, which memory is fastest at, in equal parts beside the
 // multiplications of each call: a core has room for some tens of misses, and drops what a burst asks for beyond that.
+// Locality is __builtin_prefetch's: 3 is into L1, 2 into L2.
 template <int Locality>
 struct FetchAhead {
   static constexpr int64_t line = 64 / sizeof(float);
