@@ -45,7 +45,7 @@ def accurate(dtype: torch.dtype) -> torch.dtype:
 
 # Over several axes the same as over one after another.
 _IN_TURN = {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default}
-_WORTH_TURNS = 1 << 15  # elements: for fewer one call takes longer than they do
+_WORTH_TURNS = 1 << 15  # elements: of fewer, more calls cost more than they save
 
 
 def over_dims(op: OpOverload, physical: Tensor, dims: list[int], **kwargs: object) -> Tensor | tuple[Tensor, ...]:

@@ -115,7 +115,8 @@ def _deviation_and_mean(x: BlockedTensor, axes: list[int], correction: float | N
 def _vector_norm(x: BlockedTensor, axes: list[int], ord: float = 2, dtype: torch.dtype | None = None) -> Tensor:
     """Zero is neutral, but to norms of negative order, where the least element counts most."""
     dims = physical_dims(x, axes)
-    if ord == 2 and not x.is_complex():  # ATen's own, over axes that are not the last, is up to fifty times slower
+    # ATen's own is up to fifty times slower where the last dim is kept.
+    if ord == 2 and not x.is_complex() and dims[-1] != x._physical.dim() - 1:
         dtype = dtype or x.dtype
         squares = x._physical.to(accurate(dtype)).square()
         return over_dims(aten.sum.dim_IntList, squares, dims).sqrt_().to(dtype)
