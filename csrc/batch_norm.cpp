@@ -11,22 +11,17 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t least_per_thread = 16 << 10;  // floats: below it a second thread costs more than it saves
-constexpr int64_t chunk_pixels = 128;           // summed in float; chunks are added in double
+constexpr int64_t chunk_pixels = 128;  // summed in float; chunks are added in double
 // Floats of a chunk, where it is widened.
-int64_t chunk_size(const BatchNormShape& s) { return std::min(chunk_pixels, s.pixels) * s.block; }
+int64_t chunk_size(const BlockedShape& s) { return std::min(chunk_pixels, s.pixels) * s.block; }
 
 const BatchNormKernels& kernels() { return TORCH_BLOCKED_KERNELS(batch_norm_kernels, isa()); }
 
-int64_t threads_for(const BatchNormShape& s) {
-  return std::min(s.nthreads, std::max<int64_t>(1, s.n * s.blocks() * s.pixels * s.block / least_per_thread));
-}
-
 // Calls body(offset, first channel, pixels) on runs of pixels of one image and block, at most a chunk.
 template <class Body>
-void each_run(const BatchNormShape& s, const Body& body) {
+void each_run(const BlockedShape& s, const Body& body) {
   const int64_t plane = s.pixels * s.block;
-  parallel_for(s.n * s.blocks() * s.pixels, threads_for(s), [&](int64_t begin, int64_t end) {
+  parallel_for(s.n * s.blocks() * s.pixels, s.threads(), [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t index = begin / s.pixels, pixel = begin % s.pixels;
       const int64_t count = std::min({end - begin, s.pixels - pixel, chunk_pixels});
@@ -39,15 +34,15 @@ void each_run(const BatchNormShape& s, const Body& body) {
 // Calls body(offset, plane, pixels) on chunks of the planes (images times blocks), in order within a plane: each plane
 // is one thread's, so that sums do not depend on their number.
 template <class Body>
-void each_chunk(const BatchNormShape& s, const Body& body) {
-  parallel_for(s.n * s.blocks(), threads_for(s), [&](int64_t begin, int64_t end) {
+void each_chunk(const BlockedShape& s, const Body& body) {
+  parallel_for(s.n * s.blocks(), s.threads(), [&](int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; plane++)
       for (int64_t pixel = 0; pixel < s.pixels; pixel += chunk_pixels)
         body((plane * s.pixels + pixel) * s.block, plane, std::min(chunk_pixels, s.pixels - pixel));
   });
 }
 
-std::vector<float> padded(const BatchNormShape& s, const float* values) {
+std::vector<float> padded(const BlockedShape& s, const float* values) {
   std::vector<float> all(s.blocks() * s.block, 0.f);
   std::copy_n(values, s.channels, all.begin());
   return all;
@@ -70,7 +65,7 @@ struct Spread {
 
 }  // namespace
 
-void batch_norm(const BatchNormShape& s, const BatchNormParameters& p, const Values& src, const Results& dst) {
+void batch_norm(const BlockedShape& s, const BatchNormParameters& p, const Values& src, const Results& dst) {
   std::vector<float> scale(s.blocks() * s.block, 0.f), shift(scale);  // zero in the padding: so is dst
   for (int64_t c = 0; c < s.channels; c++) {
     const double weight = (p.weight ? p.weight[c] : 1.) / std::sqrt(p.var[c] + p.eps);
@@ -86,7 +81,7 @@ void batch_norm(const BatchNormShape& s, const BatchNormParameters& p, const Val
   });
 }
 
-void batch_norm_statistics(const BatchNormShape& s, const Values& given, float* mean, float* var) {
+void batch_norm_statistics(const BlockedShape& s, const Values& given, float* mean, float* var) {
   std::vector<Spread> planes(s.n * s.blocks() * s.block);
   each_chunk(s, [&](int64_t offset, int64_t plane, int64_t pixels) {
     float *const sums = Scratch::get(3 * s.block + chunk_size(s)), *const center = sums + 2 * s.block;
@@ -107,7 +102,7 @@ void batch_norm_statistics(const BatchNormShape& s, const Values& given, float* 
   }
 }
 
-void batch_norm_backward(const BatchNormShape& s, const float* weight, const float* mean, const float* invstd,
+void batch_norm_backward(const BlockedShape& s, const float* weight, const float* mean, const float* invstd,
                          bool training, const Values& diff_dst, const Values& src, const Results& diff_src,
                          float* diff_weight, float* diff_bias) {
   const std::vector<float> means = padded(s, mean);

@@ -2,16 +2,10 @@
 #pragma once
 #include <cstdint>
 
+#include "blocked_shape.h"
 #include "half.h"
 
 namespace torch_blocked {
-
-// Tensors are (n, ceil(channels / block), pixels, block), dense.
-struct BatchNormShape {
-  int64_t n, channels, pixels, block;
-  int64_t nthreads;
-  int64_t blocks() const { return (channels + block - 1) / block; }
-};
 
 // A value a channel; weight null: ones, bias null: zeros.
 struct BatchNormParameters {
@@ -23,15 +17,15 @@ struct BatchNormParameters {
 };
 
 // dst = (src - mean) / sqrt(var + eps) * weight + bias; dst's padding is zero.
-void batch_norm(const BatchNormShape& shape, const BatchNormParameters& parameters, const Values& src,
+void batch_norm(const BlockedShape& shape, const BatchNormParameters& parameters, const Values& src,
                 const Results& dst);
 
 // Mean and biased variance of each channel.
-void batch_norm_statistics(const BatchNormShape& shape, const Values& src, float* mean, float* var);
+void batch_norm_statistics(const BlockedShape& shape, const Values& src, float* mean, float* var);
 
 // The gradients of batch_norm with respect to src, weight and bias. invstd is 1 / sqrt(var + eps); where `training`,
 // both statistics are those of src. diff_src's padding is zero.
-void batch_norm_backward(const BatchNormShape& shape, const float* weight, const float* mean, const float* invstd,
+void batch_norm_backward(const BlockedShape& shape, const float* weight, const float* mean, const float* invstd,
                          bool training, const Values& diff_dst, const Values& src, const Results& diff_src,
                          float* diff_weight, float* diff_bias);
 

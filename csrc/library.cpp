@@ -73,6 +73,10 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def(
       "batch_norm_backward(Tensor diff_dst, Tensor src, Tensor? weight, Tensor mean, Tensor invstd, bool "
       "training) -> (Tensor, Tensor, Tensor)");
+  m.def("reduce_channels(Tensor src, SymInt channels, str how) -> Tensor");
+  m.def("find_channel(Tensor src, SymInt channels, bool least) -> (Tensor, Tensor)");
+  m.def("softmax_channels(Tensor src, SymInt channels, bool log) -> Tensor");
+  m.def("softmax_channels_backward(Tensor diff_dst, Tensor dst, SymInt channels, bool log) -> Tensor");
   m.def(
       "pool(Tensor src, SymInt channels, SymInt[] output_size, str mode, int[]? kernel_size=None, int[]? stride=None, "
       "int[]? padding=None, int[]? dilation=None, bool count_include_pad=True, int? divisor_override=None, "
@@ -118,6 +122,10 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("batch_norm", torch_blocked::batch_norm_cpu);
   m.impl("batch_norm_statistics", torch_blocked::batch_norm_statistics_cpu);
   m.impl("batch_norm_backward", torch_blocked::batch_norm_backward_cpu);
+  m.impl("reduce_channels", torch_blocked::reduce_channels_cpu);
+  m.impl("find_channel", torch_blocked::find_channel_cpu);
+  m.impl("softmax_channels", torch_blocked::softmax_channels_cpu);
+  m.impl("softmax_channels_backward", torch_blocked::softmax_channels_backward_cpu);
   m.impl("pool", torch_blocked::pool_cpu);
   m.impl("upsample", torch_blocked::upsample_cpu);
   m.impl("max_pool_backward", torch_blocked::max_pool_backward_cpu);

@@ -180,9 +180,9 @@ def test_gradient_along_an_axis(name, dim):
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_along_many_channels(name):
-    """So many elements that the blocks are reduced one axis after the other."""
-    for channels, fmt in itertools.product((19, 32), (tb.nChw8c, tb.nChw16c)):
-        x = torch.randn(3, channels, 33, 29).to(fmt)
+    """So many elements that ATen, for dtypes without a kernel, reduces one axis of the blocks after the other."""
+    for channels, fmt, dtype in itertools.product((19, 32), (tb.nChw8c, tb.nChw16c), (torch.float32, torch.float64)):
+        x = torch.randn(3, channels, 33, 29, dtype=dtype).to(fmt)
         check(lambda x: ALONG[name](x, 1), x, **CLOSE)
         check_gradient(lambda x: ALONG[name](x, 1), x, **CLOSE)
 

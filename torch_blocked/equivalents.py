@@ -254,6 +254,46 @@ def linear_aten(src: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(src, weight, bias)
 
 
+def _channels_of(src: Tensor, channels: int) -> Tensor:
+    """The plain tensor of one blocked by channels."""
+    return blocked_to_plain(src, (src.size(0), channels, *src.shape[2:-1]), (1, int(src.size(-1))))
+
+
+_REDUCTIONS_OF_CHANNELS = {
+    "sum": lambda x: x.sum(1),
+    "squares": lambda x: x.square().sum(1),
+    "deviations": lambda x: (x - x.mean(1, keepdim=True)).square().sum(1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "max": lambda x: x.amax(1),
+    "min": lambda x: x.amin(1),
+}
+
+
+def reduce_channels_aten(src: Tensor, channels: int, how: str) -> Tensor:
+    """`reduce_channels` in ATen operations: any device, any floating dtype, differentiable."""
+    return _REDUCTIONS_OF_CHANNELS[how](_channels_of(src, channels)).clone()
+
+
+def find_channel_aten(src: Tensor, channels: int, least: bool) -> tuple[Tensor, Tensor]:
+    """`find_channel` in ATen operations: any device, any floating dtype, differentiable."""
+    x = _channels_of(src, channels)
+    return tuple(x.min(1)) if least else tuple(x.max(1))
+
+
+def softmax_channels_aten(src: Tensor, channels: int, log: bool) -> Tensor:
+    """`softmax_channels` in ATen operations: any device, any floating dtype, differentiable."""
+    x = _channels_of(src, channels)
+    y = x.log_softmax(1) if log else x.softmax(1)
+    return plain_to_blocked(y, range(y.dim()), (1, int(src.size(-1))))
+
+
+def softmax_channels_backward_aten(diff_dst: Tensor, dst: Tensor, channels: int, log: bool) -> Tensor:
+    """`softmax_channels_backward` in ATen operations: any device, any floating dtype, differentiable."""
+    diff, y = _channels_of(diff_dst, channels), _channels_of(dst, channels)
+    diff = diff - y.exp() * diff.sum(1, keepdim=True) if log else (diff - (diff * y).sum(1, keepdim=True)) * y
+    return plain_to_blocked(diff, range(diff.dim()), (1, int(dst.size(-1))))
+
+
 def pool_aten(
     src: Tensor,
     channels: int,

@@ -135,6 +135,23 @@ def _batch_norm_backward(
     return diff_src, torch.empty_like(mean), torch.empty_like(mean)
 
 
+def _reduce_channels(src: Tensor, channels: int, how: str) -> Tensor:
+    return src.new_empty([src.size(0), *src.shape[2:-1]])
+
+
+def _find_channel(src: Tensor, channels: int, least: bool) -> tuple[Tensor, Tensor]:
+    dst = _reduce_channels(src, channels, "max")
+    return dst, torch.empty_like(dst, dtype=torch.int64)
+
+
+def _softmax_channels(src: Tensor, channels: int, log: bool) -> Tensor:
+    return torch.empty_like(src, memory_format=torch.contiguous_format)
+
+
+def _softmax_channels_backward(diff_dst: Tensor, dst: Tensor, channels: int, log: bool) -> Tensor:
+    return torch.empty_like(dst, memory_format=torch.contiguous_format)
+
+
 def _pool(
     src: Tensor,
     channels: int,
@@ -188,6 +205,10 @@ FAKES = {
     "batch_norm": _batch_norm,
     "batch_norm_statistics": _batch_norm_statistics,
     "batch_norm_backward": _batch_norm_backward,
+    "reduce_channels": _reduce_channels,
+    "find_channel": _find_channel,
+    "softmax_channels": _softmax_channels,
+    "softmax_channels_backward": _softmax_channels_backward,
     "pool": _pool,
     "upsample": _upsample,
     "max_pool_backward": _max_pool_backward,

@@ -66,6 +66,21 @@ diff_bias)``
     The gradients of batch normalization, (src - mean) * invstd * weight + bias; where `training`, the statistics are
     src's own. diff_dst, src and diff_src are of one dtype, float32, bfloat16 or float16, the vectors float32.
 
+``torch_blocked::reduce_channels(src, channels, how) -> dst``
+    A value a pixel of src, (n, ceil(channels / block), ..., block), float32, in blocks of `kernel_blocks`; dst is
+    (n, ...). `how` is "sum", "squares" (their sum), "deviations" (the sum of the squares of what channels differ from
+    their mean), "logsumexp", "max" or "min". From 1 to 2**24 channels.
+
+``torch_blocked::find_channel(src, channels, least) -> (dst, indices)``
+    The greatest value, or the `least`, of each pixel and, int64, the first channel that has it; src, dst and indices
+    are as there.
+
+``torch_blocked::softmax_channels(src, channels, log) -> dst``
+    Softmax along the channels, or its logarithm; src is as there, dst as src.
+
+``torch_blocked::softmax_channels_backward(diff_dst, dst, channels, log) -> diff_src``
+    Its gradient with respect to src, from that of dst and dst, all as src there.
+
 ``torch_blocked::pool(src, channels, output_size, mode, kernel_size=[], stride=[], padding=[], dilation=[],
 count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)``
     Windows over h and w, float32; all lists are (h, w). src is (n, ceil(channels / block), h, w, block), dst that of
@@ -121,6 +136,10 @@ new_empty_op = ops.new_empty.default
 batch_norm_op = ops.batch_norm.default
 batch_norm_statistics_op = ops.batch_norm_statistics.default
 batch_norm_backward_op = ops.batch_norm_backward.default
+reduce_channels_op = ops.reduce_channels.default
+find_channel_op = ops.find_channel.default
+softmax_channels_op = ops.softmax_channels.default
+softmax_channels_backward_op = ops.softmax_channels_backward.default
 pool_op = ops.pool.default
 upsample_op = ops.upsample.default
 max_pool_backward_op = ops.max_pool_backward.default
@@ -323,6 +342,10 @@ for _name in (
     "batch_norm",
     "batch_norm_statistics",
     "batch_norm_backward",
+    "reduce_channels",
+    "find_channel",
+    "softmax_channels",
+    "softmax_channels_backward",
     "pool",
     "upsample",
     "max_pool_backward",

@@ -5,16 +5,10 @@
 namespace torch_blocked {
 namespace {
 
-// The shape of src, (n, blocks, ..., block) of `channels` channels; checked.
-BatchNormShape describe(const char* name, const Tensor& src, int64_t channels) {
-  TORCH_CHECK_VALUE(src.dim() >= 3, name, ": src is (n, blocks, ..., block), got ", src.sizes());
-  const int64_t block = src.size(-1);
-  TORCH_CHECK_VALUE(block > 0 && channels >= 0 && src.size(1) == (channels + block - 1) / block, name, ": ", channels,
-                    " channels in blocks of ", block, " are not the ", src.size(1), " blocks of src");
+// The shape of src; checked.
+BlockedShape describe(const char* name, const Tensor& src, int64_t channels) {
   check_precision(name, "src", src.scalar_type());
-  int64_t pixels = 1;
-  for (int64_t d = 2; d + 1 < src.dim(); d++) pixels *= src.size(d);
-  return {src.size(0), channels, pixels, block, num_threads()};
+  return blocked_shape(name, src, channels);
 }
 
 int64_t channels_of(const char* name, const Tensor& mean) {
@@ -27,7 +21,7 @@ int64_t channels_of(const char* name, const Tensor& mean) {
 Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                       const Tensor& mean, const Tensor& var, double eps) {
   const int64_t channels = channels_of("batch_norm", mean);
-  const BatchNormShape shape = describe("batch_norm", src, channels);
+  const BlockedShape shape = describe("batch_norm", src, channels);
   const Tensor dense = src.contiguous();
   const Tensor dense_weight = channel_vector("batch_norm: weight", weight, channels);
   const Tensor dense_bias = channel_vector("batch_norm: bias", bias, channels);
@@ -42,7 +36,7 @@ Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, co
 }
 
 std::tuple<Tensor, Tensor> batch_norm_statistics_cpu(const Tensor& src, int64_t channels) {
-  const BatchNormShape shape = describe("batch_norm_statistics", src, channels);
+  const BlockedShape shape = describe("batch_norm_statistics", src, channels);
   TORCH_CHECK_VALUE(src.numel() > 0, "batch_norm_statistics: src has no values, shape ", src.sizes());
   const Tensor dense = src.contiguous();
   Tensor mean = empty_pooled({channels}, at::kFloat), var = empty_pooled({channels}, at::kFloat);
@@ -56,7 +50,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_cpu(const Tensor& diff_ds
                                                            const std::optional<Tensor>& weight, const Tensor& mean,
                                                            const Tensor& invstd, bool training) {
   const int64_t channels = channels_of("batch_norm_backward", mean);
-  const BatchNormShape shape = describe("batch_norm_backward", src, channels);
+  const BlockedShape shape = describe("batch_norm_backward", src, channels);
   TORCH_CHECK_VALUE(diff_dst.sizes() == src.sizes() && src.numel() > 0,
                     "batch_norm_backward: diff_dst and src have one shape and values, got ", diff_dst.sizes(), " and ",
                     src.sizes());

@@ -191,6 +191,16 @@ static std::optional<Precision> precision_of(at::ScalarType dtype) {
   }
 }
 
+BlockedShape blocked_shape(const char* name, const Tensor& src, int64_t channels) {
+  TORCH_CHECK_VALUE(src.dim() >= 3, name, ": src is (n, blocks, ..., block), got ", src.sizes());
+  const int64_t block = src.size(-1);
+  TORCH_CHECK_VALUE(block > 0 && channels >= 0 && src.size(1) == channels / block + (channels % block != 0), name, ": ",
+                    channels, " channels in blocks of ", block, " are not the ", src.size(1), " blocks of src");
+  int64_t pixels = 1;
+  for (int64_t d = 2; d + 1 < src.dim(); d++) pixels *= src.size(d);
+  return {src.size(0), channels, pixels, block, num_threads()};
+}
+
 void check_precision(const char* name, const char* word, at::ScalarType dtype) {
   TORCH_CHECK_TYPE(precision_of(dtype), name, ": float32, bfloat16 or float16, got ", word, " ", dtype);
 }

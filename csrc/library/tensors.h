@@ -7,6 +7,7 @@
 #include <new>
 #include <optional>
 
+#include "../blocked_shape.h"
 #include "../half.h"
 #include "../memory_desc.h"
 #include "../pool.h"
@@ -53,6 +54,9 @@ MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size
 // A dense physical tensor whose outer dims lie in memory in the order `order`.
 Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
                       at::ScalarType dtype);
+
+// The shape of `src`, (n, blocks, ..., block) of `channels` channels; checked. Its pixels are those of a dense one.
+BlockedShape blocked_shape(const char* name, const Tensor& src, int64_t channels);
 
 // TypeError unless a tensor called `word` is float32, bfloat16 or float16.
 void check_precision(const char* name, const char* word, at::ScalarType dtype);

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import canonicalize_dim
 
-from torch_blocked import reorder
+from torch_blocked import library, reorder
+from torch_blocked.dispatch.channels import has_kernel
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import (
     accurate,
@@ -86,6 +87,9 @@ def _cumulative(op: OpOverload, combine: Callable[[Tensor, Tensor], Tensor]) -> 
     return cumulative
 
 
+# Whether of the logarithm.
+_SOFTMAXES = {aten._softmax.default: False, aten._log_softmax.default: True}
+
 OVER_BLOCKS: dict[OpOverload, Callable[..., Tensor]] = {
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _log_softmax,
@@ -122,7 +126,9 @@ def along(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[T
     # PyTorch rounds log_softmax of half precision otherwise where the axis is the last in memory.
     if not x.numel() or (func is aten._log_softmax.default and accurate(x.dtype) != x.dtype):
         return fallback(func, *args, **kwargs)
-    if x._blocking.block(axis) == 1:
+    if func in _SOFTMAXES and axis == 1 and _takes(x, values) and has_kernel(x):
+        result = library.softmax_channels_op(x._physical, x.size(1), _SOFTMAXES[func])
+    elif x._blocking.block(axis) == 1:
         result = func(x._physical, dim=axis, **values)
     elif func in OVER_BLOCKS and _takes(x, values):
         result = OVER_BLOCKS[func](x, axis, **values)
@@ -153,7 +159,9 @@ def softmax_gradient(func: OpOverload, grad: Tensor, y: Tensor, dim: int, input_
     if grad.shape != y.shape or not y.numel() or y.dtype != grad.dtype or y.dtype != input_dtype:
         return fallback(func, grad, y, dim, input_dtype)
     operands = [reorder.to_blocking(t, first._blocking) for t in (grad, y)]
-    if first._blocking.block(dim) == 1:
+    if dim == 1 and has_kernel(first):
+        physical = library.softmax_channels_backward_op(*operands, y.size(1), GRADIENTS[func] is _log_softmax_gradient)
+    elif first._blocking.block(dim) == 1:
         physical = func(*operands, dim, input_dtype)
     else:
         operands = [t.to(accurate(y.dtype)) for t in operands]

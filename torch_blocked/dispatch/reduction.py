@@ -15,6 +15,9 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import canonicalize_dim
 
+from torch_blocked import library
+from torch_blocked.dispatch.channels import has_kernel as has_channel_kernel
+from torch_blocked.dispatch.channels import reduce_channels
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import (
     accurate,
@@ -232,6 +235,11 @@ def reduce(func: OpOverload, *args: object, **kwargs: object) -> Tensor | tuple[
     fits = x.is_floating_point() or reducer in (_OF_COMPLEX if x.is_complex() else _OF_INTEGERS)
     if not axes or not x.numel() or not fits:
         return fallback(func, *args, **kwargs)
+    pixels = reduce_channels(func, x, axes, values)
+    if pixels is not None:
+        if isinstance(pixels, Tensor):
+            return pixels.unsqueeze(1) if keepdim else pixels
+        return tuple(part.unsqueeze(1) if keepdim else part for part in pixels)
     # A sum that is traced fuses with what makes its summands.
     kernel = _OF_IMAGES.get(func) if func is aten.mean.dim or type(x._physical) is Tensor else None
     left = axes
@@ -261,6 +269,10 @@ def reduce_to_index(func: OpOverload, *args: object, **kwargs: object) -> Tensor
     axes, answers_both = _axes(x, dim), func is op
     if not x.numel() or not axes or x.is_complex() or (x.dtype == torch.bool and not answers_both):
         return fallback(func, *args, **kwargs)
+    if axes == [1] and has_channel_kernel(x):
+        found = library.find_channel_op(x._physical, x.size(1), neutral is highest)
+        extreme, index = (part.unsqueeze(1) for part in found) if keepdim else found
+        return (extreme, index) if answers_both else index
     extreme, index = fill_padding(x, axes, neutral(x.dtype)), None
     for d, stride in _digits(x, axes):
         extreme, at = op(extreme, d, True)

@@ -1,0 +1,25 @@
+// Reductions over the channels of a blocked tensor, softmax along them and its gradient, of float32.
+#pragma once
+#include <cstdint>
+
+#include "blocked_shape.h"
+#include "kernels/channels.h"
+
+namespace torch_blocked {
+
+// Most channels: their numbers are floats in the kernels.
+constexpr int64_t most_channels = 1 << 24;
+
+// Those for blocks of so many channels; null: none.
+const ChannelKernels* channel_kernels(int64_t block);
+
+// dst and indices are (n, pixels).
+void reduce_channels(const BlockedShape& shape, ChannelReduction how, const float* src, float* dst);
+void find_channel(const BlockedShape& shape, bool least, const float* src, float* dst, int64_t* indices);
+
+// All are of `shape`.
+void softmax_channels(const BlockedShape& shape, bool log, const float* src, float* dst);
+void softmax_channels_backward(const BlockedShape& shape, bool log, const float* diff_dst, const float* dst,
+                               float* diff_src);
+
+}  // namespace torch_blocked
