@@ -43,7 +43,7 @@ PYBIND11_MODULE(_python, m) {
       .def("cat", torch::wrap_pybind_function(&Handlers::cat))
       .def("detach", torch::wrap_pybind_function(&Handlers::detach));
   py::class_<Pointwise>(m, "Pointwise")
-      .def(py::init<py::object, std::string, std::string, std::string, int64_t, bool>())
+      .def(py::init<py::object, std::string, std::string, std::string, std::vector<double>, int64_t, bool>())
       .def("__call__", torch::wrap_pybind_function(&Pointwise::operator()));
   py::class_<Watch>(m, "Watch").def(py::init<>()).def("number", &Watch::number).def("holds", &Watch::holds);
 }

@@ -37,10 +37,15 @@ UNTAGGED = """
 # Of tensors of one floating dtype these give that dtype.
 KEEPS_DTYPE = frozenset(
     """
-    add sub mul div relu sigmoid silu hardswish hardsigmoid leaky_relu gelu clamp threshold_backward sigmoid_backward
-    silu_backward hardswish_backward hardsigmoid_backward leaky_relu_backward gelu_backward hardtanh_backward
+    abs add addcdiv addcmul clamp clamp_max clamp_min cos div elu erf exp expm1 gelu gelu_backward hardsigmoid
+    hardsigmoid_backward hardswish hardtanh hardtanh_backward leaky_relu leaky_relu_backward lerp log log1p maximum
+    minimum mish mul neg pow reciprocal rsqrt sigmoid sigmoid_backward silu silu_backward sin softplus sqrt sub tanh
+    tanh_backward threshold_backward
 """.split()
 )
+# Operators of floats that ATen computes by another one, and that one's further arguments. Their own overloads with
+# out= copy.
+AS_ANOTHER = {aten.relu.default: (aten.clamp_min.default, (0,)), aten.square.default: (aten.pow.Tensor_Scalar, (2,))}
 # Elements from which an answer lies in the pool: the C library gives memory as large back to the system, and the pages
 # of the next answer would fault one by one.
 POOLED = 1 << 18
@@ -107,32 +112,41 @@ def _spans(x: object, blocking: Blocking, size: torch.Size) -> bool:
 
 def _call(func: OpOverload, args: list[object]) -> object:
     """`func` of physical tensors; a large answer in the pool."""
-    first = args[0]
-    if type(first) is not Tensor or first.numel() < POOLED or func._opname not in KEEPS_DTYPE or not _is_like(*args):
+    whole = _whole(args)
+    op, rest = AS_ANOTHER.get(func, (func, ()))
+    variant = out_variant(op) if whole is not None and op._opname in KEEPS_DTYPE else None
+    if variant is None:
         return func(*args)
-    into, name = out_variant(func)
-    return into(*args, **{name: library.empty_like(first)})
+    into, name = variant
+    return into(*args, *rest, **{name: library.empty_like(whole)})
 
 
-def _is_like(first: Tensor, *others: object) -> bool:
-    """Whether the answer of an operator of KEEPS_DTYPE is laid out as `first`, in the CPU's memory."""
-    if not (first.is_cpu and first.is_floating_point() and first.is_contiguous()):
-        return False
-    if any(isinstance(a, complex) for a in others):
-        return False
-    return all(a.dtype == first.dtype and a.shape == first.shape for a in others if isinstance(a, Tensor))
+def _whole(args: list[object]) -> Tensor | None:
+    """The argument that the answer of an operator of KEEPS_DTYPE is laid out as, if that is large."""
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    whole = max(tensors, key=Tensor.numel) if len(tensors) > 1 else tensors[0]
+    if type(whole) is not Tensor or whole.numel() < POOLED or any(isinstance(a, complex) for a in args):
+        return None
+    if not (whole.is_cpu and whole.is_floating_point() and whole.is_contiguous()):
+        return None
+    return whole if all(t.dtype == whole.dtype and _broadcasts_to(t.shape, whole.shape) for t in tensors) else None
+
+
+def _broadcasts_to(shape: torch.Size, whole: torch.Size) -> bool:
+    return len(shape) <= len(whole) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(whole), strict=False))
 
 
 @functools.cache
-def out_variant(func: OpOverload) -> tuple[OpOverload, str]:
-    """The overload with the same arguments that writes to one, and that one's name."""
-    names = [a.name for a in func._schema.arguments]
+def out_variant(func: OpOverload) -> tuple[OpOverload, str] | None:
+    """The overload with the same arguments that writes to one, and that one's name; None where it only copies."""
+    arguments = [(a.name, str(a.type)) for a in func._schema.arguments]
     packet = func.overloadpacket
     for overload in (getattr(packet, o) for o in packet.overloads()):
         outs = [a.name for a in overload._schema.arguments if a.is_out]
-        if outs and [a.name for a in overload._schema.arguments if not a.is_out] == names:
-            return overload, outs[0]
-    raise LookupError(f"{func} has no overload with out=")
+        if outs and [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out] == arguments:
+            writes = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU")
+            return (overload, outs[0]) if writes else None
+    return None
 
 
 def pointwise_(func: OpOverload, x: Tensor, *args: object, **kwargs: object) -> object:

@@ -11,27 +11,32 @@ from torch._ops import OpOverload
 
 from torch_blocked import _python
 from torch_blocked.dispatch.convolution import CHANNELS, record_packing
-from torch_blocked.dispatch.pointwise import KEEPS_DTYPE, POOLED, out_variant
+from torch_blocked.dispatch.pointwise import AS_ANOTHER, KEEPS_DTYPE, POOLED, out_variant
 from torch_blocked.dispatch.registry import QUICK, QuickHandler
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 
 POINTWISE = """
-    add add_ mul mul_ div.Scalar clone relu relu_ relu6 relu6_ hardtanh hardtanh_ leaky_relu leaky_relu_ gelu silu silu_
-    hardswish hardswish_ sigmoid sigmoid_ hardsigmoid hardsigmoid_
+    add add_ sub sub_ mul mul_ div div_ div.Scalar clone
+    relu relu_ relu6 relu6_ hardtanh hardtanh_ leaky_relu leaky_relu_ gelu silu silu_
+    hardswish hardswish_ sigmoid sigmoid_ hardsigmoid hardsigmoid_ tanh tanh_ elu elu_ mish clamp.default clamp_.default
+    abs neg exp sqrt rsqrt square pow.Tensor_Scalar rsub.Scalar maximum minimum
     threshold_backward hardtanh_backward leaky_relu_backward gelu_backward silu_backward hardswish_backward
     sigmoid_backward hardsigmoid_backward
 """.split()
 
 # Of zeros, or a gradient of zeros, the others make zeros.
-NOT_ZERO_OF_ZEROS = {"sigmoid", "sigmoid_", "hardsigmoid", "hardsigmoid_"}
+NOT_ZERO_OF_ZEROS = {"div", "div_", "exp", "hardsigmoid", "hardsigmoid_", "rsqrt", "sigmoid", "sigmoid_"}
 
 
 def _pointwise(func: OpOverload) -> QuickHandler:
-    out = out_variant(func)[0]._overloadname if func._opname in KEEPS_DTYPE else ""
-    name, overload, keeps_zero = func._schema.name, func._schema.overload_name, func._opname not in NOT_ZERO_OF_ZEROS
-    return _python.Pointwise(BlockedTensor, name, overload, out, POOLED, keeps_zero)
+    keeps_zero = func._opname not in NOT_ZERO_OF_ZEROS
+    op, rest = AS_ANOTHER.get(func, (func, ()))
+    variant = out_variant(op) if op._opname in KEEPS_DTYPE else None
+    out = variant[0]._overloadname if variant else ""
+    name, overload = op._schema.name, op._schema.overload_name
+    return _python.Pointwise(BlockedTensor, name, overload, out, rest, POOLED, keeps_zero)
 
 
 _handlers = _python.Handlers(BlockedTensor, CHANNELS, record_packing)
