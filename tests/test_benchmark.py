@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import torch_blocked as tb
 from torch_blocked.__main__ import main
-from torch_blocked.benchmark import conv, machine, measure, pool, reorder, report, train
+from torch_blocked.benchmark import conv, machine, measure, pool, reduce, reorder, report, train
 from torch_blocked.benchmark.shapes import SETS, parse_layer
 
 ROOT = Path(__file__).parent.parent
@@ -89,6 +89,20 @@ def test_pool(bench, monkeypatch):
     (row,) = found["rows"]
     assert row["name"] == "net max_pool k2 17x4x4" and row["fallbacks"] == {}
     assert row["bytes"] == 4 * 2 * 17 * (16 + 4) and "fallback" not in text
+
+
+def test_reduce(bench, monkeypatch):
+    monkeypatch.setattr(reduce, "TABLE", (("head", torch.argmax, {"dim": 1}, (17, 4, 4)),))
+    text, found = bench("reduce", "--batch", "2")
+    (row,) = found["rows"]
+    assert row["name"] == "head argmax d1 17x4x4" and row["fallbacks"] == {} and row["vs_nchw"] > 0
+    assert row["bytes"] == 4 * 2 * 17 * 16 + 8 * 2 * 16 and "geometric mean" in text
+
+
+def test_every_reduction_of_the_table_runs_blocked():
+    for _, function, arguments, (channels, *_) in reduce.TABLE:
+        with tb.fallback("error"):
+            function(torch.randn(2, channels, 3, 2).to(tb.blocked), **arguments)
 
 
 def test_pool_marks_fallbacks(bench, monkeypatch):

@@ -198,6 +198,11 @@ TAKEN = {
     "mul, a value a channel": (lambda: [image(32), torch.randn(1, 32, 1, 1)], torch.mul),
     "mul, a value a channel, fewer dims": (lambda: [image(32, fmt=tb.nChw8c), torch.randn(32, 1, 1)], torch.mul),
     "add, a value a channel and image": (lambda: [image(32), torch.randn(2, 32, 1, 1)], torch.add),
+    "div, a value a pixel, expanded": (
+        lambda: [image(32), (torch.rand(2, 1, 5, 6) + 1).expand(2, 32, 5, 6)],
+        torch.div,
+    ),
+    "mul, a number expanded": (lambda: [image(32), torch.randn(1).expand(2, 32, 5, 6)], torch.mul),
     "mul, a scalar tensor": (lambda: [image(32), torch.tensor(1.5)], torch.mul),
     "div": of_images(torch.div, 32, 32),
     **{name: of_images(getattr(torch, name), 20) for name in ("abs", "neg", "sqrt", "tanh", "tanh_")},
@@ -276,6 +281,14 @@ LEFT = {
     "mul, a value a pixel of another dtype": (lambda: [image(32), torch.randn(2, 1, 5, 6).double()], torch.mul),
     "mul, a scalar tensor of another dtype": (lambda: [image(32), torch.tensor(2.0).double()], torch.mul),
     "div, padded": of_images(torch.div, 20, 20),
+    "add, a value a pixel, expanded and padded": (
+        lambda: [image(), torch.randn(2, 1, 5, 6).expand(2, 20, 5, 6)],
+        torch.add,
+    ),
+    "mul_, infinity, expanded and padded": (
+        lambda: [image(), torch.full((2, 1, 5, 6), torch.inf).expand(2, 20, 5, 6)],
+        lambda x, y: x.mul_(y),
+    ),
     "mul_, a value a pixel of more images": (lambda: [image(32, n=1), torch.randn(2, 1, 5, 6)], lambda x, y: x.mul_(y)),
     "add, a blocked axis broadcasts": (lambda: [image(), image(1)], torch.add),
     "add_, greater": (lambda: [image(n=1), image()], lambda x, y: x.add_(y)),

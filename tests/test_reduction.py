@@ -200,6 +200,14 @@ def test_half_precision_is_accumulated_in_single(dtype):
         check(lambda x: x.log_softmax(1), y, expects=contextlib.nullcontext, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dims", [(2, 3), (0, 2, 3)], ids=str)
+def test_extremes_of_images(dims):
+    for x in images(17):
+        x[0, 3], x[:, 4], x[0, 5, 1, 1], x[1, 6, 0, 1] = -math.inf, -7, math.nan, math.inf
+        for keepdim, name in itertools.product((False, True), ("amax", "amin")):
+            check(lambda x, f=name, k=keepdim: getattr(x, f)(dims, k), x, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dim", [1, 3])
 def test_nonfinite_values_stay_where_they_are(value, dim):

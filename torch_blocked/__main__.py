@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
 from torch_blocked import reference
-from torch_blocked.benchmark import conv, machine, memory, model, pool, reorder, train
+from torch_blocked.benchmark import conv, machine, memory, model, pool, reduce, reorder, train
 from torch_blocked.benchmark.report import UsageError
 from torch_blocked.dispatch.table import markdown_table
 from torch_blocked.explain import command as explain
@@ -49,6 +49,7 @@ COMMANDS = {
     "bench conv": Command("convolutions against F.conv2d and oneDNN's operator", conv.add_arguments, conv.run),
     "bench reorder": Command("reorders against memcpy and .contiguous()", reorder.add_arguments, reorder.run),
     "bench pool": Command("pooling and up-sampling against F on plain tensors", pool.add_arguments, pool.run),
+    "bench reduce": Command("reductions and softmax against plain tensors", reduce.add_arguments, reduce.run),
     "bench model": Command("whole networks against Inductor and other runtimes", model.add_arguments, model.run),
     "bench memory": Command("peak memory of whole networks against eager mode", memory.add_arguments, memory.run),
     "bench train": Command("training steps against NCHW and channels_last", train.add_arguments, train.run),

@@ -261,6 +261,7 @@ def _channels_of(src: Tensor, channels: int) -> Tensor:
 
 _REDUCTIONS_OF_CHANNELS = {
     "sum": lambda x: x.sum(1),
+    "mean": lambda x: x.mean(1),
     "squares": lambda x: x.square().sum(1),
     "deviations": lambda x: (x - x.mean(1, keepdim=True)).square().sum(1),
     "logsumexp": lambda x: x.logsumexp(1),

@@ -142,10 +142,12 @@ void reduce(const ChannelTile& a, float* dst) {
   over_channels(a, Op()).store(dst);
 }
 
+void mean(const ChannelTile& a, float* dst) { (over_channels(a, Add()) / Vec(float(a.channels))).store(dst); }
+
 void deviations(const ChannelTile& a, float* dst) {
-  float mean[block];
-  (over_channels(a, Add()) / Vec(float(a.channels))).store(mean);
-  over_channels(a, AddDeviations(mean)).store(dst);
+  float means[block];
+  mean(a, means);
+  over_channels(a, AddDeviations(means)).store(dst);
 }
 
 // Of infinities zero is taken out of the exponentials: their sum is zero or infinite.
@@ -201,7 +203,7 @@ void log_softmax_backward(const ChannelTile& a, const float* dst, float* diff_sr
 
 extern const ChannelKernels TORCH_BLOCKED_TIER_NAME(channel_kernels) = {
     block,
-    {reduce<Add>, reduce<AddSquares>, deviations, log_sum_exp, reduce<Most>, reduce<Fewest>},
+    {reduce<Add>, mean, reduce<AddSquares>, deviations, log_sum_exp, reduce<Most>, reduce<Fewest>},
     find<Most>,
     find<Fewest>,
     softmax,

@@ -15,9 +15,9 @@ struct ChannelTile {
   int64_t channels;   // more than 0
 };
 
-// Sums of the values, of their squares and of the squares of what they differ from their mean; the logarithm of that of
-// their exponentials; extremes.
-enum ChannelReduction { Sum, Squares, Deviations, LogSumExp, Greatest, Least, channel_reductions };
+// The sum of the values and their mean, sums of their squares and of the squares of what they differ from their mean;
+// the logarithm of that of their exponentials; extremes.
+enum ChannelReduction { Sum, Mean, Squares, Deviations, LogSumExp, Greatest, Least, channel_reductions };
 
 struct ChannelKernels {
   int64_t block;  // channels in a block, lanes of a vector

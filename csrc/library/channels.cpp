@@ -24,11 +24,12 @@ Tensor empty_pixels(const Tensor& src, at::ScalarType dtype) {
 
 ChannelReduction reduction(c10::string_view name) {
   static constexpr std::pair<const char*, ChannelReduction> reductions[] = {
-      {"sum", Sum},      {"squares", Squares}, {"deviations", Deviations}, {"logsumexp", LogSumExp},
+      {"sum", Sum},      {"mean", Mean}, {"squares", Squares}, {"deviations", Deviations}, {"logsumexp", LogSumExp},
       {"max", Greatest}, {"min", Least}};
   for (const auto& [known, how] : reductions)
     if (name == known) return how;
-  TORCH_CHECK_VALUE(false, "reduce_channels: one of sum, squares, deviations, logsumexp, max, min, got '", name, "'");
+  TORCH_CHECK_VALUE(false, "reduce_channels: one of sum, mean, squares, deviations, logsumexp, max, min, got '", name,
+                    "'");
 }
 
 }  // namespace

@@ -21,8 +21,9 @@ bool broadcast(const Operand& x, c10::DimVector& size) {
   return true;
 }
 
-// A plain tensor as it broadcasts against `like`, its physical one a view: of one element along a blocked axis, or,
-// along that of channels in whole blocks, of a value each, with nothing behind it. None: it has to be reordered.
+// A plain tensor as it broadcasts against `like`, its physical one a view: of one element along a blocked axis, which
+// it may have been expanded to, or, along that of channels in whole blocks, of a value each, with nothing behind it.
+// None: it has to be reordered.
 std::optional<Operand> laid_out(Operand plain, const Operand& like) {
   const int64_t dims = like.tensor.dim();
   if (plain.tensor.dim() > dims) return std::nullopt;
@@ -30,8 +31,8 @@ std::optional<Operand> laid_out(Operand plain, const Operand& like) {
   plain.physical = plain.tensor;
   for (size_t i = 0; i < like.blocks.size(); i += 2) {
     const int64_t axis = like.blocks[i], block = like.blocks[i + 1], count = plain.sizes()[axis];
-    if (count == 1) {
-      plain.physical = plain.physical.unsqueeze(-1);
+    if (count == 1 || plain.tensor.stride(axis) == 0) {
+      plain.physical = plain.physical.narrow(axis, 0, std::min<int64_t>(count, 1)).unsqueeze(-1);
     } else {
       const at::IntArrayRef behind = plain.sizes().slice(axis + 1);
       const bool is_vector = std::all_of(behind.begin(), behind.end(), [](int64_t n) { return n == 1; });

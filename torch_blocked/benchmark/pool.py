@@ -19,7 +19,7 @@ from torch_blocked.benchmark.measure import Run, medians
 from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, positive, run_cases, throughput
 
 COLUMNS = (
-    Column("name", "pooling", -54),
+    Column("name", "call", -54),
     Column("n", "N", 4),
     Column("ms", "ms", 9, ".3f"),
     Column("gbytes_per_s", "GB/s", 8, ".1f"),
@@ -28,7 +28,9 @@ COLUMNS = (
 )
 
 # Network, function, its keyword arguments, size of one image (c, h, w).
-TABLE: tuple[tuple[str, Callable, dict, tuple[int, int, int]], ...] = (
+Table = tuple[tuple[str, Callable, dict, tuple[int, int, int]], ...]
+
+TABLE: Table = (
     ("resnet", F.max_pool2d, {"kernel_size": 3, "stride": 2, "padding": 1}, (64, 112, 112)),
     ("resnet", F.adaptive_avg_pool2d, {"output_size": 1}, (2048, 7, 7)),
     ("vgg", F.max_pool2d, {"kernel_size": 2}, (64, 224, 224)),
@@ -64,18 +66,23 @@ class Case(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench pool`."""
+    """The options of `bench pool`, and of `bench reduce`."""
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="batch size (default 1)")
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measures the rows of `TABLE`, then prints the geometric means of the ratios.
+    """Measures the rows of `TABLE`, as `run_table`."""
+    run_table(TABLE, args)
+
+
+def run_table(table: Table, args: argparse.Namespace) -> None:
+    """Measures the rows of a table, then prints the geometric means of the ratios.
 
     GB/s are 1e9 bytes of the logical src and dst, each once, a second. A ratio is the peer's median over ours: above 1,
     blocked is faster.
     """
-    rows = run_cases([Case(*row, args.batch) for row in TABLE], measure, COLUMNS, args)
+    rows = run_cases([Case(*row, args.batch) for row in table], measure, COLUMNS, args)
     means = {key: geometric_mean([row[key] for row in rows]) for key in ("vs_nchw", "vs_channels_last")}
     print(f"\ngeometric mean to nchw {means['vs_nchw']:.2f}, to channels_last {means['vs_channels_last']:.2f}")
 
@@ -91,7 +98,7 @@ def measure(case: Case, rounds: int) -> Row:
     runs: dict[str, Run] = {name: _call(case, src) for name, src in sources.items()}
     with torch.inference_mode(), tb.count() as counts:
         dst = runs["blocked"]()
-    nbytes = (x.numel() + dst.numel()) * x.element_size()
+    nbytes = x.nbytes + dst.numel() * dst.element_size()
     fallbacks = dict(counts.fallbacks)
     row = {"name": case.name, "n": case.n, "bytes": nbytes, "fallbacks": fallbacks}
     if fallbacks:

@@ -41,7 +41,7 @@ def _reduced(x: BlockedTensor, how: str) -> Tensor:
 
 
 def _mean(x: BlockedTensor) -> Tensor:
-    return _reduced(x, "sum").div_(x.size(1))
+    return _reduced(x, "mean")
 
 
 def _variance(x: BlockedTensor, correction: float | None = None) -> Tensor:

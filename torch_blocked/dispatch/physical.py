@@ -84,6 +84,12 @@ def _names(func: OpOverload) -> tuple[str, ...]:
     return tuple(a.name for a in func._schema.arguments)
 
 
+def is_expanded(x: Tensor, axis: int) -> bool:
+    """Whether a plain tensor's elements along an axis are one in memory, as after ``expand``; False for traced ones."""
+    strided = type(x) is Tensor and x.layout is torch.strided and axis >= 0
+    return strided and x.size(axis) > 1 and x.stride(axis) == 0
+
+
 def operand(x: object, blocking: Blocking, size: torch.Size) -> object:
     """An argument of a pointwise operator, laid out to broadcast against the physical tensor of `size` and `blocking`.
 
@@ -96,8 +102,10 @@ def operand(x: object, blocking: Blocking, size: torch.Size) -> object:
     if blocked and x._blocking == blocking and x.shape == size:
         return x._physical
     ndim = len(size)
-    axes = [a - (ndim - x.dim()) for a in blocking.axes]  # of x; negative where it has no such dim
     shift = ndim - x.dim()
+    axes = [a - shift for a in blocking.axes]  # of x; negative where it has no such dim
+    for a in axes:
+        x = x.narrow(a, 0, 1) if is_expanded(x, a) else x
     kept = [a for a in axes if a >= 0 and x.size(a) == size[a + shift]]
     own = Blocking(tuple((a - shift, b) for a, b in blocking if a - shift in kept))
     if own:

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import library
 from torch_blocked.dispatch.fallback import assign, bump_version, fallback
-from torch_blocked.dispatch.physical import are_alike, clear_padding, lead, operand, shifted
+from torch_blocked.dispatch.physical import are_alike, clear_padding, is_expanded, lead, operand, shifted
 from torch_blocked.dispatch.registry import Handler, register, register_rule
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.reorder import to_plain
@@ -107,7 +107,7 @@ def _spans(x: object, blocking: Blocking, size: torch.Size) -> bool:
     if not isinstance(x, Tensor):
         return False
     new = len(size) - x.dim()
-    return all(axis >= new and x.size(axis - new) == size[axis] for axis in blocking.axes)
+    return all(a >= new and x.size(a - new) == size[a] and not is_expanded(x, a - new) for a in blocking.axes)
 
 
 def _call(func: OpOverload, args: list[object]) -> object:

@@ -225,6 +225,11 @@ def global_sum(x: BlockedTensor) -> BlockedTensor:
     return like(library.pool_op(x._physical, x.size(1), (1, 1), "avg", *window, divisor_override=1)[0], x)
 
 
+def global_maximum(x: BlockedTensor) -> BlockedTensor:
+    """The greatest over H, W, (n, c, 1, 1), of an `x` that has a kernel."""
+    return like(library.pool_op(x._physical, x.size(1), (1, 1), "max")[0], x)
+
+
 @register(aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default)
 def adaptive_avg_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> Tensor:
     """As many windows as `output_size` says. `inference_mode` delivers the second, not yet taken apart."""

@@ -28,7 +28,7 @@ from torch_blocked.dispatch.physical import (
     physical_dims,
     shifted,
 )
-from torch_blocked.dispatch.pooling import global_average, global_sum, has_kernel
+from torch_blocked.dispatch.pooling import global_average, global_maximum, global_sum, has_kernel
 from torch_blocked.dispatch.registry import register
 from torch_blocked.dispatch.shape import plain_if_small
 from torch_blocked.memory_desc import Blocking
@@ -189,7 +189,11 @@ REDUCERS: dict[OpOverload, Reducer] = {
     aten.std_mean.correction: _deviation_and_mean,
 }
 
-_OF_IMAGES = {aten.mean.dim: global_average, aten.sum.dim_IntList: global_sum}
+_OF_IMAGES = {
+    aten.mean.dim: global_average,
+    aten.sum.dim_IntList: global_sum,
+    aten.amax.default: global_maximum,
+}
 # To all others an empty list of axes means all.
 _OVER_NOTHING = {aten.all.dims, aten.any.dims, aten.logsumexp.default}
 _OF_INTEGERS = {_sum, _mean, _nansum, _product, _nonzeros, _all, _any, _amax, _amin, _aminmax}
