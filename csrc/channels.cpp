@@ -1,6 +1,7 @@
 #include "channels.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "parallel.h"
 #include "scratch.h"
@@ -52,6 +53,13 @@ void each_tile(const BlockedShape& s, const Body& body) {
 
 constexpr int64_t most_lanes = 16;
 
+// A value a channel, zeros in the padding; of null nothing.
+std::vector<float> padded(const BlockedShape& s, const float* values) {
+  std::vector<float> all(values ? s.blocks() * s.block : 0, 0.f);
+  if (values) std::copy_n(values, s.channels, all.begin());
+  return all;
+}
+
 }  // namespace
 
 const ChannelKernels* channel_kernels(int64_t block) {
@@ -91,6 +99,22 @@ void softmax_channels(const BlockedShape& s, bool log, const float* src, float* 
     float* const placed = pixels.place(dst, copies + pixels.copy_size());
     softmax({pixels.read(src, copies), pixels.stride(), s.channels}, placed);
     pixels.finish(dst, placed);
+  });
+}
+
+void layer_norm_channels(const BlockedShape& s, const float* weight, const float* bias, double eps, const float* src,
+                         float* dst, float* mean, float* rstd) {
+  const auto layer_norm = channel_kernels(s.block)->layer_norm;
+  const std::vector<float> weights = padded(s, weight), biases = padded(s, bias);
+  each_tile(s, [&](const Pixels& pixels) {
+    float means[most_lanes], rstds[most_lanes];
+    float* const copies = Scratch::get(2 * pixels.copy_size());
+    float* const placed = pixels.place(dst, copies + pixels.copy_size());
+    layer_norm({pixels.read(src, copies), pixels.stride(), s.channels}, weight ? weights.data() : nullptr,
+               bias ? biases.data() : nullptr, float(eps), placed, means, rstds);
+    pixels.finish(dst, placed);
+    std::copy_n(means, pixels.count, mean + pixels.index());
+    std::copy_n(rstds, pixels.count, rstd + pixels.index());
   });
 }
 

@@ -19,6 +19,9 @@ void find_channel(const BlockedShape& shape, bool least, const float* src, float
 
 // All are of `shape`.
 void softmax_channels(const BlockedShape& shape, bool log, const float* src, float* dst);
+// weight and bias have a value a channel; null: ones, zeros. mean and rstd are (n, pixels).
+void layer_norm_channels(const BlockedShape& shape, const float* weight, const float* bias, double eps,
+                         const float* src, float* dst, float* mean, float* rstd);
 void softmax_channels_backward(const BlockedShape& shape, bool log, const float* diff_dst, const float* dst,
                                float* diff_src);
 

@@ -76,6 +76,9 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def("reduce_channels(Tensor src, SymInt channels, str how) -> Tensor");
   m.def("find_channel(Tensor src, SymInt channels, bool least) -> (Tensor, Tensor)");
   m.def("softmax_channels(Tensor src, SymInt channels, bool log) -> Tensor");
+  m.def(
+      "layer_norm_channels(Tensor src, SymInt channels, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, "
+      "Tensor)");
   m.def("softmax_channels_backward(Tensor diff_dst, Tensor dst, SymInt channels, bool log) -> Tensor");
   m.def(
       "pool(Tensor src, SymInt channels, SymInt[] output_size, str mode, int[]? kernel_size=None, int[]? stride=None, "
@@ -125,6 +128,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("reduce_channels", torch_blocked::reduce_channels_cpu);
   m.impl("find_channel", torch_blocked::find_channel_cpu);
   m.impl("softmax_channels", torch_blocked::softmax_channels_cpu);
+  m.impl("layer_norm_channels", torch_blocked::layer_norm_channels_cpu);
   m.impl("softmax_channels_backward", torch_blocked::softmax_channels_backward_cpu);
   m.impl("pool", torch_blocked::pool_cpu);
   m.impl("upsample", torch_blocked::upsample_cpu);

@@ -126,6 +126,21 @@ def test_softmax_backward_of_special_values(isa, guarded):
             torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("special", ["finite", "infinite", "nan"])
+@pytest.mark.parametrize("affine", [False, True])
+def test_layer_norm(isa, guarded, affine, special):
+    for x in images(SPECIAL[special]):
+        vectors = torch.randn(2, x.size(1)) if affine else (None, None)
+        wide, last = x.double().movedim(1, -1), (None if v is None else v.double() for v in vectors)
+        y = torch.nn.functional.layer_norm(wide, x.shape[1:2], *last, eps=1e-2).movedim(-1, 1).float()
+        rstd = torch.rsqrt(x.double().var(1, correction=0) + 1e-2).float()
+        for src in each_src(x):
+            dst, means, rstds = library.layer_norm_channels_op(src, x.size(1), *vectors, 1e-2)
+            torch.testing.assert_close(back(dst, x), y, equal_nan=True, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(means, x.double().mean(1).float(), equal_nan=True, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(rstds, rstd, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
 def test_many_channels(isa, guarded):
     """Sums of many: no worse than PyTorch's own."""
     x = torch.rand(1, 5000, 3, 6) + 1
@@ -230,6 +245,8 @@ CALLS = {
     "least": ("find_channel", [P, 20, True]),
     "softmax": ("softmax_channels", [P, 20, False]),
     "log_softmax": ("softmax_channels", [P, 20, True]),
+    "layer_norm": ("layer_norm_channels", [P, 20, P[0, 0, 0, 0].repeat(3)[:20], P[0, 0, 0, 1].repeat(3)[:20], 0.1]),
+    "layer_norm, no vectors": ("layer_norm_channels", [P, 20, None, None, 0.1]),
     "softmax backward": ("softmax_channels_backward", [P, Y, 20, False]),
     "log_softmax backward": ("softmax_channels_backward", [P, Y, 20, True]),
     "strided": ("softmax_channels", [P.transpose(2, 3), 20, False]),
@@ -257,6 +274,7 @@ GOOD = {
     "reduce_channels": dict(src=P, channels=20, how="sum"),
     "find_channel": dict(src=P, channels=20, least=False),
     "softmax_channels": dict(src=P, channels=20, log=False),
+    "layer_norm_channels": dict(src=P, channels=20, weight=torch.ones(20), bias=None, eps=0.1),
     "softmax_channels_backward": dict(diff_dst=P, dst=Y, channels=20, log=False),
 }
 BAD = [
@@ -271,6 +289,10 @@ BAD = [
     ("reduce_channels", {"how": "prod"}, ValueError, "one of sum"),
     ("find_channel", {"src": P[:, :0], "channels": 0}, ValueError, "1 to"),
     ("softmax_channels", {"src": P.half()}, TypeError, "float32 only"),
+    ("layer_norm_channels", {"src": P.double()}, TypeError, "float32 only"),
+    ("layer_norm_channels", {"weight": torch.ones(24)}, ValueError, "weight has one value"),
+    ("layer_norm_channels", {"bias": torch.ones(20, 1)}, ValueError, "bias has one value"),
+    ("layer_norm_channels", {"bias": torch.ones(20).double()}, TypeError, "bias is float32"),
     ("softmax_channels_backward", {"dst": Y[:1]}, ValueError, "one shape"),
     ("softmax_channels_backward", {"dst": Y.double()}, TypeError, "float32 only"),
 ]

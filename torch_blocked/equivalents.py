@@ -209,7 +209,7 @@ def batch_norm_aten(
     """`batch_norm` in ATen operations: any device, any floating dtype, differentiable."""
     scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
     shift = -mean * scale if bias is None else bias - mean * scale
-    return (src * _channels_as(src, scale) + _channels_as(src, shift)).to(src.dtype)
+    return (src * channels_as(src, scale) + channels_as(src, shift)).to(src.dtype)
 
 
 def _widened(src: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ def _widened(src: Tensor) -> Tensor:
     return src.float() if src.dtype in (torch.bfloat16, torch.float16) else src
 
 
-def _channels_as(src: Tensor, values: Tensor) -> Tensor:
+def channels_as(src: Tensor, values: Tensor) -> Tensor:
     """A value a channel, of the physical shape that broadcasts against `src`."""
     block = src.size(-1)
     return F.pad(values, [0, -values.size(0) % block]).view([-1, *[1] * (src.dim() - 3), block])
@@ -237,15 +237,15 @@ def batch_norm_backward_aten(
     """`batch_norm_backward` in ATen operations: any device, any floating dtype, differentiable."""
     dims, channels, dtype = [0, *range(2, src.dim() - 1)], mean.size(0), src.dtype
     diff_dst, src = _widened(diff_dst), _widened(src)
-    apart = src - _channels_as(src, mean)
+    apart = src - channels_as(src, mean)
     total = diff_dst.sum(dims).flatten()[:channels]
     products = (diff_dst * apart).sum(dims).flatten()[:channels]
     factor = invstd if weight is None else invstd * weight
-    diff_src = diff_dst * _channels_as(src, factor)
+    diff_src = diff_dst * channels_as(src, factor)
     if training:
         count = src.numel() // (src.size(1) * src.size(-1))
         slope, shift = -factor * invstd.square() * products / count, -factor * total / count
-        diff_src = diff_src + apart * _channels_as(src, slope) + _channels_as(src, shift)
+        diff_src = diff_src + apart * channels_as(src, slope) + channels_as(src, shift)
     return diff_src.to(dtype), products * invstd, total.clone()
 
 
@@ -286,6 +286,19 @@ def softmax_channels_aten(src: Tensor, channels: int, log: bool) -> Tensor:
     x = _channels_of(src, channels)
     y = x.log_softmax(1) if log else x.softmax(1)
     return plain_to_blocked(y, range(y.dim()), (1, int(src.size(-1))))
+
+
+def layer_norm_channels_aten(
+    src: Tensor, channels: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`layer_norm_channels` in ATen operations: any device, any floating dtype, differentiable."""
+    x = _channels_of(src, channels)
+    var, mean = torch.var_mean(x, 1, correction=0)
+    rstd, one_each = torch.rsqrt(var + eps), [channels, *[1] * (x.dim() - 2)]
+    y = (x - mean.unsqueeze(1)) * rstd.unsqueeze(1)
+    y = y if weight is None else y * weight.view(one_each)
+    y = y if bias is None else y + bias.view(one_each)
+    return plain_to_blocked(y, range(y.dim()), (1, int(src.size(-1)))), mean, rstd
 
 
 def softmax_channels_backward_aten(diff_dst: Tensor, dst: Tensor, channels: int, log: bool) -> Tensor:

@@ -148,6 +148,13 @@ def _softmax_channels(src: Tensor, channels: int, log: bool) -> Tensor:
     return torch.empty_like(src, memory_format=torch.contiguous_format)
 
 
+def _layer_norm_channels(
+    src: Tensor, channels: int, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    dst = torch.empty_like(src, memory_format=torch.contiguous_format)
+    return dst, _reduce_channels(src, channels, "mean"), _reduce_channels(src, channels, "mean")
+
+
 def _softmax_channels_backward(diff_dst: Tensor, dst: Tensor, channels: int, log: bool) -> Tensor:
     return torch.empty_like(dst, memory_format=torch.contiguous_format)
 
@@ -208,6 +215,7 @@ FAKES = {
     "reduce_channels": _reduce_channels,
     "find_channel": _find_channel,
     "softmax_channels": _softmax_channels,
+    "layer_norm_channels": _layer_norm_channels,
     "softmax_channels_backward": _softmax_channels_backward,
     "pool": _pool,
     "upsample": _upsample,

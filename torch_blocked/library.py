@@ -78,6 +78,11 @@ diff_bias)``
 ``torch_blocked::softmax_channels(src, channels, log) -> dst``
     Softmax along the channels, or its logarithm; src is as there, dst as src.
 
+``torch_blocked::layer_norm_channels(src, channels, weight, bias, eps) -> (dst, mean, rstd)``
+    Layer normalization of each pixel by its channels, (src - mean) * rstd * weight + bias, where rstd is
+    1 / sqrt(biased variance + eps); src is as there, dst as src, mean and rstd are (n, ...). weight and bias have a
+    value a channel; None: ones, zeros.
+
 ``torch_blocked::softmax_channels_backward(diff_dst, dst, channels, log) -> diff_src``
     Its gradient with respect to src, from that of dst and dst, all as src there.
 
@@ -139,6 +144,7 @@ batch_norm_backward_op = ops.batch_norm_backward.default
 reduce_channels_op = ops.reduce_channels.default
 find_channel_op = ops.find_channel.default
 softmax_channels_op = ops.softmax_channels.default
+layer_norm_channels_op = ops.layer_norm_channels.default
 softmax_channels_backward_op = ops.softmax_channels_backward.default
 pool_op = ops.pool.default
 upsample_op = ops.upsample.default
@@ -345,6 +351,7 @@ for _name in (
     "reduce_channels",
     "find_channel",
     "softmax_channels",
+    "layer_norm_channels",
     "softmax_channels_backward",
     "pool",
     "upsample",

@@ -182,6 +182,18 @@ void log_softmax(const ChannelTile& a, float* dst) {
   each_channel(a, dst, [&](const Vec& x, const At& at) { return x - Vec(most[at.pixel]) - Vec(shift[at.pixel]); });
 }
 
+void layer_norm(const ChannelTile& a, const float* weight, const float* bias, float eps, float* dst, float* means,
+                float* rstd) {
+  mean(a, means);
+  const Vec variance = over_channels(a, AddDeviations(means)) / Vec(float(a.channels));
+  (Vec(1.f) / (variance + Vec(eps)).sqrt()).store(rstd);
+  each_channel(a, dst, [&](const Vec& x, const At& at) {
+    const Vec scale = weight ? Vec::loadu(weight + at.channel) : Vec(1.f);
+    const Vec shift = bias ? Vec::loadu(bias + at.channel) : Vec(0.f);
+    return multiply_add((x - Vec(means[at.pixel])) * Vec(rstd[at.pixel]), scale, shift);
+  });
+}
+
 void softmax_backward(const ChannelTile& a, const float* dst, float* diff_src) {
   float sum[block];
   over_channels(a, AddProducts(dst)).store(sum);
@@ -208,6 +220,7 @@ extern const ChannelKernels TORCH_BLOCKED_TIER_NAME(channel_kernels) = {
     find<Fewest>,
     softmax,
     log_softmax,
+    layer_norm,
     softmax_backward,
     log_softmax_backward};
 

@@ -145,6 +145,7 @@ const Entry entries[] = {ENTRY(convolution),
                          ENTRY(convolution_transpose),
                          ENTRY(convolution_transpose_out),
                          ENTRY(copy_out),
+                         ENTRY(layer_norm_channels),
                          ENTRY(linear),
                          ENTRY(new_empty),
                          ENTRY(pool)};

@@ -64,6 +64,22 @@ Tensor softmax_channels_cpu(const Tensor& src, int64_t channels, bool log) {
   return dst;
 }
 
+std::tuple<Tensor, Tensor, Tensor> layer_norm_channels_cpu(const Tensor& src, int64_t channels,
+                                                           const std::optional<Tensor>& weight,
+                                                           const std::optional<Tensor>& bias, double eps) {
+  const BlockedShape shape = describe("layer_norm_channels", src, channels);
+  const Tensor dense = src.contiguous();
+  const Tensor dense_weight = channel_vector("layer_norm_channels: weight", weight, channels);
+  const Tensor dense_bias = channel_vector("layer_norm_channels: bias", bias, channels);
+  Tensor dst = empty_pooled(dense.sizes(), at::kFloat);
+  Tensor mean = empty_pixels(src, at::kFloat), rstd = empty_pixels(src, at::kFloat);
+  or_out_of_memory("layer_norm_channels", [&] {
+    layer_norm_channels(shape, data_or_null(dense_weight), data_or_null(dense_bias), eps, dense.const_data_ptr<float>(),
+                        dst.mutable_data_ptr<float>(), mean.mutable_data_ptr<float>(), rstd.mutable_data_ptr<float>());
+  });
+  return {dst, mean, rstd};
+}
+
 Tensor softmax_channels_backward_cpu(const Tensor& diff_dst, const Tensor& dst, int64_t channels, bool log) {
   const BlockedShape shape = describe("softmax_channels_backward", diff_dst, channels);
   TORCH_CHECK_VALUE(dst.sizes() == diff_dst.sizes(), "softmax_channels_backward: diff_dst and dst have one shape, got ",

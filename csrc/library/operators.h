@@ -71,6 +71,9 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_cpu(const Tensor& diff_ds
 Tensor reduce_channels_cpu(const Tensor& src, int64_t channels, c10::string_view how);
 std::tuple<Tensor, Tensor> find_channel_cpu(const Tensor& src, int64_t channels, bool least);
 Tensor softmax_channels_cpu(const Tensor& src, int64_t channels, bool log);
+std::tuple<Tensor, Tensor, Tensor> layer_norm_channels_cpu(const Tensor& src, int64_t channels,
+                                                           const std::optional<Tensor>& weight,
+                                                           const std::optional<Tensor>& bias, double eps);
 Tensor softmax_channels_backward_cpu(const Tensor& diff_dst, const Tensor& dst, int64_t channels, bool log);
 
 std::tuple<Tensor, Tensor> pool_cpu(const Tensor& src, c10::SymInt channels, SymIntArrayRef output_size,

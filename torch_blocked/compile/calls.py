@@ -16,7 +16,7 @@ from torch_blocked import library
 _OPERATORS = (  # as csrc/library/calls.cpp has them
     library.convolution_op, library.convolution_out_op, library.convolution_chain_op,
     library.convolution_transpose_op, library.convolution_transpose_out_op, library.copy_out_op,
-    library.linear_op, library.new_empty_op, library.pool_op,
+    library.layer_norm_channels_op, library.linear_op, library.new_empty_op, library.pool_op,
 )  # fmt: skip
 
 # A type in a schema -> what Inductor passes for it

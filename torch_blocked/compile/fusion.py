@@ -77,6 +77,23 @@ def add(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
     return before._replace(residual=others[0], residual_last=before.activation != "none")
 
 
+def channel_scale(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
+    """A factor for each channel of all images."""
+    own = convolution.meta["val"]
+    factors = next((a for a in node.args if a is not convolution), None)
+    value = _value(factors)
+    one_each = (1, own.shape[1], *[1] * (own.dim() - 3), own.shape[-1])
+    fits = isinstance(factors, fx.Node) and isinstance(value, Tensor) and tuple(value.shape) == one_each
+    if not fits or value.dtype != own.dtype or post_ops(convolution) != PostOps():
+        return None
+    vector, channels = factors, _channels(convolution)
+    for op, *args in ((aten.reshape.default, [-1]), (aten.slice.Tensor, 0, 0, channels)):
+        value = op(value, *args)
+        vector = graph.call_function(op, (vector, *args))
+        vector.meta["val"] = value
+    return PostOps(scale=vector)
+
+
 def activate(convolution: fx.Node, name: str, alpha: float = 0.0) -> PostOps | None:
     """The convolution's post-ops with this activation after them."""
     before = post_ops(convolution)
@@ -115,6 +132,7 @@ def clamp_max(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps |
 PATTERNS: dict[object, Callable[[fx.Graph, fx.Node, fx.Node], PostOps | None]] = {
     library.batch_norm_op: batch_norm,
     aten.add.Tensor: add,
+    aten.mul.Tensor: channel_scale,
     **dict.fromkeys(ACTIVATIONS, activation),
     aten.clamp_min.default: clamp_min,
     aten.clamp_max.default: clamp_max,

@@ -11,6 +11,7 @@ from torch import fx
 from torch_blocked import counting, library
 from torch_blocked.compile.calls import calls
 from torch_blocked.compile.chain import chain
+from torch_blocked.compile.channels_last import convolve_linears
 from torch_blocked.compile.concat import concatenate_in_place
 from torch_blocked.compile.facts import Facts, keep
 from torch_blocked.compile.formats import block_weights
@@ -42,11 +43,13 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
     from torch._inductor.compile_fx import compile_fx
 
     settings = dict(options.get("options") or {})
+    training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
+    if not training:
+        convolve_linears(gm)
     if not block_weights(gm):
         return compile_fx(gm, example_inputs, config_patches=settings)
     _check_compiler()
     settings = {"cpp_wrapper": True} | settings | _with_this_build(settings) | _with_calls(settings)
-    training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
     graph = Facts()
     with functorch_config.patch(enable_autograd_cache=False), counting.listen(graph):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked import equivalents, library
+from torch_blocked.dispatch import channels
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.half import in_float32
 from torch_blocked.dispatch.physical import clear_padding, operand
@@ -342,6 +343,8 @@ def layer_norm(
     func: OpOverload, x: Tensor, size: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By the statistics of the last axes, `size`; weight and bias have a value for each of their elements."""
+    if channels.normalizes_channels(x, size, weight, bias):
+        return channels.layer_norm(x, weight, bias, eps)
     if not _has_layer_kernel(x, size, weight, bias):
         return fallback(func, x, size, weight, bias, eps)
     axis, block = x.dim() - len(size), x._physical.size(-1)
@@ -381,6 +384,9 @@ def layer_norm_backward(
     """By the statistics of the last axes, `size`."""
     axis = x.dim() - len(size)
     kept = (*x.shape[:axis], *[1] * len(size))
+    if channels.normalizes_channels(x, size, weight, bias) and _has_gradient(grad, x, mean, rstd, kept):
+        grads = channels.layer_norm_gradient(grad, x, mean, rstd, weight)
+        return tuple(g if wanted else None for g, wanted in zip(grads, output_mask, strict=True))
     if not _has_layer_kernel(x, size, weight, bias) or not _has_gradient(grad, x, mean, rstd, kept):
         return fallback(func, grad, x, size, mean, rstd, weight, bias, output_mask)
     diff_dst = to_blocking(grad, x._blocking)
