@@ -185,6 +185,10 @@ PARAMETERS = {
     "densenet121": (7_978_856, "features.denseblock3.denselayer24.conv2.weight features.transition1.norm.bias"),
     "squeezenet1_1": (1_235_496, "features.12.expand3x3.bias classifier.1.weight"),
     "efficientnet_b0": (5_288_548, "features.1.0.block.1.fc1.bias features.6.3.block.3.1.weight classifier.1.weight"),
+    "convnext_tiny": (
+        28_589_128,
+        "features.1.0.layer_scale features.7.2.block.5.bias classifier.2.bias",
+    ),
     "unet": (31_037_698, "up.0.weight head.bias"),
 }
 

@@ -387,6 +387,62 @@ class UNet(nn.Module):
         return self.head(x)
 
 
+# ---- ConvNeXt: Liu et al., "A ConvNet for the 2020s", 2022
+
+
+class Permute(nn.Module):
+    """The axes in another order."""
+
+    def __init__(self, *dims: int) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.permute(self.dims)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """Layer normalization of each pixel by its channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class CNBlock(nn.Module):
+    """Depthwise 7x7, normalization, then two linear layers of the channels, times `layer_scale`, added to the input.
+
+    Its factors are 1 at first, not 1e-6 as in the paper: of those an answer would show nothing of the block.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.layer_scale = nn.Parameter(torch.ones(channels, 1, 1))
+        self.block = nn.Sequential(
+            nn.Conv2d(channels, channels, 7, padding=3, groups=channels),
+            Permute(0, 2, 3, 1),
+            nn.LayerNorm(channels, eps=1e-6),
+            nn.Linear(channels, 4 * channels),
+            nn.GELU(),
+            nn.Linear(4 * channels, channels),
+            Permute(0, 3, 1, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer_scale * self.block(x)
+
+
+def convnext_tiny(classes: int = 1000) -> nn.Module:
+    """ConvNeXt-T."""
+    features, ic = [nn.Sequential(nn.Conv2d(3, 96, 4, 4), LayerNorm2d(96, eps=1e-6))], 96
+    for oc, count in ((96, 3), (192, 3), (384, 9), (768, 3)):
+        if oc != ic:
+            features.append(nn.Sequential(LayerNorm2d(ic, eps=1e-6), nn.Conv2d(ic, oc, 2, 2)))
+        features.append(nn.Sequential(*(CNBlock(oc) for _ in range(count))))
+        ic = oc
+    classifier = nn.Sequential(nn.LayerNorm(ic, eps=1e-6), nn.Flatten(), nn.Linear(ic, classes))
+    return FeaturesClassifier(nn.Sequential(*features), 1, classifier)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet(BasicBlock, (2, 2, 2, 2)),
     "resnet50": lambda: ResNet(Bottleneck, (3, 4, 6, 3)),
@@ -395,5 +451,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "densenet121": densenet121,
     "squeezenet1_1": SqueezeNet,
     "efficientnet_b0": efficientnet_b0,
+    "convnext_tiny": convnext_tiny,
     "unet": UNet,
 }
