@@ -42,12 +42,6 @@ void each_chunk(const BlockedShape& s, const Body& body) {
   });
 }
 
-std::vector<float> padded(const BlockedShape& s, const float* values) {
-  std::vector<float> all(s.blocks() * s.block, 0.f);
-  std::copy_n(values, s.channels, all.begin());
-  return all;
-}
-
 // Of `count` numbers: their mean and the sum of the squares of what they differ from it.
 struct Spread {
   double count = 0, mean = 0, squares = 0;

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace torch_blocked {
 
@@ -17,5 +18,12 @@ struct BlockedShape {
     return std::min(nthreads, std::max<int64_t>(1, n * blocks() * pixels * block / least_per_thread));
   }
 };
+
+// A value a channel, zeros in the padding; of null nothing.
+inline std::vector<float> padded(const BlockedShape& s, const float* values) {
+  std::vector<float> all(values ? s.blocks() * s.block : 0, 0.f);
+  if (values) std::copy_n(values, s.channels, all.begin());
+  return all;
+}
 
 }  // namespace torch_blocked

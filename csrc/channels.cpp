@@ -53,13 +53,6 @@ void each_tile(const BlockedShape& s, const Body& body) {
 
 constexpr int64_t most_lanes = 16;
 
-// A value a channel, zeros in the padding; of null nothing.
-std::vector<float> padded(const BlockedShape& s, const float* values) {
-  std::vector<float> all(values ? s.blocks() * s.block : 0, 0.f);
-  if (values) std::copy_n(values, s.channels, all.begin());
-  return all;
-}
-
 }  // namespace
 
 const ChannelKernels* channel_kernels(int64_t block) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from conftest import padding_is_zero
 from torch import Tensor
@@ -162,6 +163,15 @@ def weight_gradient(src, diff_dst, size, arguments, fmt):
         between_nans(diff_dst.physical), size, fmt.order, sum(fmt.blocking, ()), *arguments,
     )  # fmt: skip
     return tb.BlockedTensor(physical, fmt.blocking, size) if fmt.blocking else physical
+
+
+def check_refused(name, good, change, error, words):
+    """An operator takes `good` arguments; with the change it says what is wrong in one line."""
+    op = getattr(torch.ops.torch_blocked, name)
+    op(**good)
+    with pytest.raises(error, match=words) as info:
+        op(**{**good, **change})
+    assert "\n" not in str(info.value).split("\nException raised from")[0]
 
 
 def check_close(y, expected):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import assert_same
 
 import torch_blocked as tb
 from torch_blocked.__main__ import main
@@ -101,8 +102,10 @@ def test_reduce(bench, monkeypatch):
 
 def test_every_reduction_of_the_table_runs_blocked():
     for _, function, arguments, (channels, *_) in reduce.TABLE:
+        x = torch.randn(2, channels, 3, 2)
         with tb.fallback("error"):
-            function(torch.randn(2, channels, 3, 2).to(tb.blocked), **arguments)
+            y = function(x.to(tb.blocked), **arguments)
+        assert_same(y.to_dense() if isinstance(y, tb.BlockedTensor) else y, function(x, **arguments))
 
 
 def test_pool_marks_fallbacks(bench, monkeypatch):

@@ -78,13 +78,13 @@ diff_bias)``
 ``torch_blocked::softmax_channels(src, channels, log) -> dst``
     Softmax along the channels, or its logarithm; src is as there, dst as src.
 
+``torch_blocked::softmax_channels_backward(diff_dst, dst, channels, log) -> diff_src``
+    Its gradient with respect to src, from that of dst and dst, all as src there.
+
 ``torch_blocked::layer_norm_channels(src, channels, weight, bias, eps) -> (dst, mean, rstd)``
     Layer normalization of each pixel by its channels, (src - mean) * rstd * weight + bias, where rstd is
     1 / sqrt(biased variance + eps); src is as there, dst as src, mean and rstd are (n, ...). weight and bias have a
     value a channel; None: ones, zeros.
-
-``torch_blocked::softmax_channels_backward(diff_dst, dst, channels, log) -> diff_src``
-    Its gradient with respect to src, from that of dst and dst, all as src there.
 
 ``torch_blocked::pool(src, channels, output_size, mode, kernel_size=[], stride=[], padding=[], dilation=[],
 count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)``

@@ -220,8 +220,8 @@ extern const ChannelKernels TORCH_BLOCKED_TIER_NAME(channel_kernels) = {
     find<Fewest>,
     softmax,
     log_softmax,
-    layer_norm,
     softmax_backward,
-    log_softmax_backward};
+    log_softmax_backward,
+    layer_norm};
 
 }  // namespace torch_blocked

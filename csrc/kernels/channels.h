@@ -28,13 +28,13 @@ struct ChannelKernels {
   // dst's padding is zero.
   void (*softmax)(const ChannelTile& tile, float* dst);
   void (*log_softmax)(const ChannelTile& tile, float* dst);
+  // Their gradients with respect to src, from that of dst, which is the tile, and dst.
+  void (*softmax_backward)(const ChannelTile& diff_dst, const float* dst, float* diff_src);
+  void (*log_softmax_backward)(const ChannelTile& diff_dst, const float* dst, float* diff_src);
   // dst = (src - mean) * rstd * weight + bias, rstd = 1 / sqrt(the mean of the squared deviations + eps). weight and
   // bias have a value for each channel and place in the padding; null: ones, zeros.
   void (*layer_norm)(const ChannelTile& tile, const float* weight, const float* bias, float eps, float* dst,
                      float* mean, float* rstd);
-  // The gradients with respect to src from that of dst, which is the tile, and dst.
-  void (*softmax_backward)(const ChannelTile& diff_dst, const float* dst, float* diff_src);
-  void (*log_softmax_backward)(const ChannelTile& diff_dst, const float* dst, float* diff_src);
 };
 TORCH_BLOCKED_DECLARE_KERNELS(ChannelKernels, channel_kernels);
 

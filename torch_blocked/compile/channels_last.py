@@ -24,21 +24,17 @@ _POINTWISE = {
 _BINARY = {operator.add, operator.mul, torch.add, torch.mul}
 
 
-def convolve_linears(gm: fx.GraphModule) -> int:
-    """Makes convolutions of such linear layers, in place, in a graph that Dynamo traced and that has others.
-
-    Returns how many there were.
-    """
+def convolve_linears(gm: fx.GraphModule) -> None:
+    """Makes convolutions of such linear layers, in place, in a graph that Dynamo traced and that has others."""
     if not any(node.target in CONVOLUTIONS for node in gm.graph.nodes):
-        return 0
+        return
     if not any(node.target is F.linear for node in _inside(gm.graph)):
-        return 0
+        return
     regions = _Regions(gm.graph)
     for node in list(gm.graph.nodes):
         regions.take(node)
     regions.drop_views()
     gm.recompile()
-    return regions.linears
 
 
 def _inside(graph: fx.Graph) -> list[fx.Node]:
@@ -64,7 +60,7 @@ def _is_image(value: object) -> bool:
     return isinstance(value, Tensor) and value.dim() == 4 and value.dtype is torch.float32 and value.is_cpu
 
 
-def _rule(node: fx.Node) -> Callable[[_Regions, fx.Node], fx.Node | None] | None:
+def _rule(node: fx.Node) -> Callable[[_Regions, fx.Node], None] | None:
     if node.op != "call_function" or not _is_image(node.meta.get("example_value")) or node.kwargs.get("inplace"):
         return None
     return _RULES.get(node.target)
@@ -74,25 +70,25 @@ class _Regions:
     """What is known of a graph's nodes whose channels are last: the same with the channels first."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        self.graph, self.linears = graph, 0
+        self.graph = graph
         self.first: dict[fx.Node, fx.Node] = {}
-        self._views: list[fx.Node] = []
+        self.views: list[fx.Node] = []
 
     def take(self, node: fx.Node) -> None:
         """Puts what follows from `node` beside it, or in its place."""
         dims, rule = _permutation(node), _rule(node)
         if dims == _TO_LAST:
             self.first[node] = node.args[0]
-            self._views.append(node)
+            self.views.append(node)
         elif dims == _TO_FIRST and node.args[0] in self.first:
             node.replace_all_uses_with(self.first[node.args[0]])
-            self._views.append(node)
+            self.views.append(node)
         elif rule and any(a in self.first for a in node.all_input_nodes):
             rule(self, node)
 
     def drop_views(self) -> None:
         """Erases the permutations that nothing uses any more."""
-        for node in reversed(self._views):
+        for node in reversed(self.views):
             if not node.users:
                 self.graph.erase_node(node)
 
@@ -112,7 +108,7 @@ class _Regions:
         node.replace_all_uses_with(last)
         self.graph.erase_node(node)
         self.first[last] = first
-        self._views.append(last)
+        self.views.append(last)
 
 
 def _linear(regions: _Regions, node: fx.Node) -> None:
@@ -125,7 +121,6 @@ def _linear(regions: _Regions, node: fx.Node) -> None:
             matrix = matrix.unsqueeze(-1)
             weight = regions.call("unsqueeze", (weight, -1), matrix)
     regions.replace(node, torch.conv2d, (regions.first[src], weight, bias))
-    regions.linears += 1
 
 
 def _layer_norm(regions: _Regions, node: fx.Node) -> None:
@@ -133,7 +128,7 @@ def _layer_norm(regions: _Regions, node: fx.Node) -> None:
     with regions.graph.inserting_after(node):
         first = regions.call("permute", (node, *_TO_FIRST), node.meta["example_value"].permute(_TO_FIRST))
     regions.first[node] = first
-    regions._views.append(first)
+    regions.views.append(first)
 
 
 def _pointwise(regions: _Regions, node: fx.Node) -> None:

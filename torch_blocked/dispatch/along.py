@@ -160,7 +160,9 @@ def softmax_gradient(func: OpOverload, grad: Tensor, y: Tensor, dim: int, input_
         return fallback(func, grad, y, dim, input_dtype)
     operands = [reorder.to_blocking(t, first._blocking) for t in (grad, y)]
     if dim == 1 and has_kernel(first):
-        physical = library.softmax_channels_backward_op(*operands, y.size(1), GRADIENTS[func] is _log_softmax_gradient)
+        physical = library.softmax_channels_backward_op(
+            *operands, y.size(1), func is aten._log_softmax_backward_data.default
+        )
     elif first._blocking.block(dim) == 1:
         physical = func(*operands, dim, input_dtype)
     else:

@@ -13,15 +13,13 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked import equivalents, library
+from torch_blocked.dispatch.convolution import CHANNELS
 from torch_blocked.dispatch.physical import clear_padding, over_dims
-from torch_blocked.memory_desc import Blocking
 from torch_blocked.reorder import to_blocking, to_plain
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 
-# By the size of the block.
-_BLOCKINGS = {block: Blocking(((1, block),)) for block in (8, 16)}
 _MOST_CHANNELS = 1 << 24  # the kernels count them in float32
 
 
@@ -30,7 +28,7 @@ def has_kernel(x: Tensor) -> bool:
     return (
         isinstance(x, BlockedTensor)
         and type(x._physical) is Tensor
-        and any(x._blocking == _BLOCKINGS[block] for block in library.kernel_blocks())
+        and any(x._blocking == CHANNELS[block] for block in library.kernel_blocks())
         and x.dtype is torch.float32
         and x.is_cpu
         and x.numel() > 0
