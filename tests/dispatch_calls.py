@@ -14,8 +14,28 @@ def places(x):
     return (x > 0).long()
 
 
+def halves(x):
+    """Zero and one, blocked as x is."""
+    return (x > 0).to(x.dtype)
+
+
 # Functions of a blocked image and the overload, which they call.
 CALLS = {
+    aten.mse_loss.default: lambda x, f: f(x, halves(x)),
+    aten.mse_loss_backward.default: lambda x, f: f(x.sum(), x, halves(x), 1),
+    aten.smooth_l1_loss.default: lambda x, f: f(x, halves(x), 0),
+    aten.smooth_l1_loss_backward.default: lambda x, f: f(x.sum(), x, halves(x), 2, 0.5),
+    aten.huber_loss.default: lambda x, f: f(x, halves(x), 1, 2.0),
+    aten.huber_loss_backward.default: lambda x, f: f(x + 1, x, halves(x), 0, 0.5),
+    aten.soft_margin_loss.default: lambda x, f: f(x, dense(x.sign())),
+    aten.soft_margin_loss_backward.default: lambda x, f: f(x.sum(), x, x.sign(), 1),
+    aten.binary_cross_entropy.default: lambda x, f: f(halves(x), halves(x + 1)),
+    aten.binary_cross_entropy_backward.default: lambda x, f: f(x.sum(), halves(x), halves(x + 1), x * 2, 1),
+    aten.binary_cross_entropy_with_logits.default: lambda x, f: f(x, halves(x + 1), None, None, 0),
+    aten.nll_loss2d_forward.default: lambda x, f: f(x, dense(places(x)[:, 0]) * (x.size(1) - 1), None, 1, 0),
+    aten.nll_loss2d_backward.default: lambda x, f: f(
+        x.sum(), x, dense(places(x)[:, 0]) * (x.size(1) - 1), ones(x), 2, -100, ones(x).sum()
+    ),
     aten.convolution.default: lambda x, f: f(x, x, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
     aten.convolution_backward.default: lambda x, f: f(
         torch.ones(2, 2, 3, 3), x, x, [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CHANNELS, assert_same
+from conftest import CHANNELS
 from dispatch_cases import (
     aten,
     blocked,
@@ -15,7 +15,6 @@ from dispatch_cases import (
     check,
     check_error,
     check_in_place,
-    each_channels,
     formats,
     image,
     native,
@@ -219,18 +218,3 @@ def test_large_answers(case):
     x = torch.randn(2, 17, 96, 96)
     assert x.to(tb.nChw16c).physical.numel() >= POOLED
     check(case, x.to(tb.nChw16c), expects=contextlib.nullcontext)
-
-
-# ---- Losses: what depends on the number of elements counts the logical ones
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@each_channels
-def test_gradient_of_mse_loss(channels, reduction):
-    x, target = image(channels), image(channels)
-    grads = []
-    for to in (lambda x: x, lambda x: x.to(tb.nChw16c)):
-        leaf = to(x).detach().requires_grad_()
-        F.mse_loss(leaf, to(target), reduction=reduction).backward()
-        grads.append(leaf.grad)
-    assert_same(grads[1], grads[0])

@@ -10,6 +10,7 @@ FAMILIES = (
     "along",
     "convolution",
     "indexing",
+    "losses",
     "normalization",
     "pointwise",
     "pooling",
