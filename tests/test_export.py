@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
+from test_channels_last import network
 from torch import nn
 from torch.testing import assert_close
 
@@ -70,6 +71,24 @@ def test_keyword_arguments():
     model, x, scale = Residual().eval(), torch.randn(1, 3, 8, 8), torch.randn(8, 1, 1)
     program = tb.export(model, (x,), {"scale": scale})
     assert_close(program.module()(x, scale=scale), model(x, scale=scale))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("blocked", [False, True])
+def test_linear_layers_of_permuted_images_are_convolutions(blocked, inside):
+    model, images = network(19, inside=inside), [torch.randn(n, 3, 9, 7) for n in (2, 5)]
+    model.append(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(19, 5)))
+    with torch.no_grad():
+        expected = [model(x) for x in images]
+    linears = {type(m) for m in model.modules()}
+    program = tb.export(model.to(tb.blocked) if blocked else model, (images[0],), dynamic_shapes=({0: BATCH[0]},))
+    counts = called(program)
+    assert counts[ops.convolution.default] == 7 and counts[ops.layer_norm_channels.default] == 2
+    assert not {"aten.mul.Tensor", "aten.add.Tensor", "aten.erf.default", "aten.mm.default"} & {*map(str, counts)}
+    assert_close([program.module()(x) for x in images], expected)
+    assert {type(m) for m in model.modules()} == linears
+    unused = [name for node in program.graph.find_nodes(op="placeholder") for name in [node.name] if not node.users]
+    assert not unused
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -44,12 +44,14 @@ def export(
     from torch._inductor.constant_folding import constant_fold
 
     from torch_blocked.compile.calls import calls
+    from torch_blocked.compile.channels_last import convolve_linear_modules
     from torch_blocked.compile.fusion import decompose, decompositions
     from torch_blocked.compile.lower import optimize
 
     _check(model, args, kwargs)
     config.aot_inductor.custom_ops_to_c_shims = calls(config.aot_inductor.custom_ops_to_c_shims)
     model = copy.deepcopy(model).to(blocked)
+    convolve_linear_modules(model)
     model.register_forward_hook(_plain)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch.export's own
@@ -63,6 +65,7 @@ def export(
         optimize(gm)
         decompose(gm, inference=True)
         constant_fold(gm)
+        _drop_unused(gm)
         return torch.export.export(gm, args, kwargs, dynamic_shapes=dynamic_shapes)
 
 
@@ -86,3 +89,13 @@ def _describe_constants(gm: fx.GraphModule) -> None:
     for node in gm.graph.find_nodes(op="get_attr"):
         module, _, name = node.target.rpartition(".")
         node.meta["val"] = fakes.from_tensor(getattr(gm.get_submodule(module), name), static_shapes=True)
+
+
+def _drop_unused(gm: fx.GraphModule) -> None:
+    """Drops the parameters and buffers that only went into constants."""
+    used = {node.target for node in gm.graph.find_nodes(op="get_attr")}
+    named = [*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False)]
+    for name, _ in named:
+        if name not in used:
+            module, _, name = name.rpartition(".")
+            delattr(gm.get_submodule(module), name)

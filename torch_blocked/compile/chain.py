@@ -10,6 +10,7 @@ from torch import fx
 
 from torch_blocked import library
 from torch_blocked.compile.fusion import CONVOLUTIONS, PostOps, post_ops
+from torch_blocked.compile.nodes import keep_strides
 
 
 def chain(gm: fx.GraphModule) -> int:
@@ -23,8 +24,8 @@ def chain(gm: fx.GraphModule) -> int:
             continue
         with gm.graph.inserting_before(links[-1]):
             whole = gm.graph.call_function(library.convolution_chain_op, _arguments(links))
-        values = fx.map_arg(whole.args, lambda n: n.meta["val"])
-        whole.meta = {"val": links[-1].meta["val"], "eager_input_vals": (values, {})}
+        whole.meta["val"] = links[-1].meta["val"]
+        keep_strides(whole)
         links[-1].replace_all_uses_with(whole)
         for link in reversed(links):
             gm.graph.erase_node(link)

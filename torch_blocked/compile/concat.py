@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch_blocked import library
 from torch_blocked.compile.fusion import CONVOLUTIONS, post_ops
 from torch_blocked.compile.hoist import returned_nodes
+from torch_blocked.compile.nodes import call, keep_strides
 from torch_blocked.compile.sizes import Sizes
 
 aten = torch.ops.aten
@@ -95,18 +96,18 @@ def _build(graph: fx.Graph, shape: list, leaves: list[Part], concatenations: lis
     first = leaves[0].node
     like = first.all_input_nodes[0] if leaves[0] in in_place else first
     with graph.inserting_before(first if leaves[0] in in_place else _following(graph, first)):
-        whole = _call(graph, library.new_empty_op, like, shape)
+        whole = call(graph, library.new_empty_op, like, shape)
     for leaf in in_place:
         with graph.inserting_before(leaf.node):
             before, post = leaf.node.args[: CONVOLUTIONS[leaf.node.target]], post_ops(leaf.node)
             into, last = INTO[leaf.node.target], (post.scale, post.shift, post.activation, post.alpha)
-            _call(graph, into, whole, leaf.first, *before, *last)
+            call(graph, into, whole, leaf.first, *before, *last)
             _replace(graph, leaf, whole)
     for leaf in leaves:
         if leaf not in in_place:
             after = whole if leaf.node is first or leaf.node.op == "placeholder" else leaf.node
             with graph.inserting_before(_following(graph, after)):
-                _call(graph, library.copy_out_op, whole, leaf.first, leaf.node)
+                call(graph, library.copy_out_op, whole, leaf.first, leaf.node)
     for part in concatenations:
         with graph.inserting_before(part.node):
             _replace(graph, part, whole)
@@ -124,21 +125,11 @@ def _replace(graph: fx.Graph, part: Part, whole: fx.Node) -> None:
     """A view of the whole tensor in the place of a part; a copy for views of that, which its strides may not fit."""
     view = whole
     if part.blocks < whole.meta["val"].shape[1]:
-        view = _call(graph, aten.slice.Tensor, whole, 1, part.first, part.first + part.blocks)
+        view = call(graph, aten.slice.Tensor, whole, 1, part.first, part.first + part.blocks)
     for user in list(part.node.users):
         of_strides = view is not whole and getattr(user.target, "is_view", False)
         dense = {"memory_format": torch.contiguous_format}
-        user.replace_input_with(part.node, _call(graph, aten.clone.default, view, **dense) if of_strides else view)
+        user.replace_input_with(part.node, call(graph, aten.clone.default, view, **dense) if of_strides else view)
         if "eager_input_vals" in user.meta:  # the strides that it is to get
-            user.meta["eager_input_vals"] = _values(user.args), _values(user.kwargs)
+            keep_strides(user)
     graph.erase_node(part.node)
-
-
-def _call(graph: fx.Graph, function: object, *args: object, **kwargs: object) -> fx.Node:
-    node, values = graph.call_function(function, args, kwargs), _values(args)
-    node.meta = {"val": function(*values, **kwargs), "eager_input_vals": (values, kwargs)}
-    return node
-
-
-def _values(arguments: object) -> object:
-    return fx.map_arg(arguments, lambda node: node.meta["val"])

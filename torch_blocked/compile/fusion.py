@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_blocked import library
+from torch_blocked.compile.nodes import call, insert, keep_strides, values
 from torch_blocked.equivalents import batch_norm_aten
 
 aten = torch.ops.aten
@@ -40,26 +40,16 @@ def post_ops(convolution: fx.Node) -> PostOps:
     return PostOps(*convolution.args[first : first + len(PostOps._fields)])
 
 
-def _value(argument: object) -> object:
-    """What an argument is when the graph is traced: of a node, its shape-only tensor."""
-    return argument.meta["val"] if isinstance(argument, fx.Node) else argument
-
-
 def batch_norm(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
     """(x - mean) / sqrt(var + eps) * weight + bias, as a scale and a shift a channel."""
     src, weight, bias, mean, var, eps = node.args
     if src is not convolution or post_ops(convolution) != PostOps():
         return None
 
-    def call(function: Callable, *args: object) -> fx.Node:
-        result = graph.call_function(function, args)
-        result.meta["val"] = function(*map(_value, args))
-        return result
-
-    scale = call(aten.rsqrt.default, call(aten.add.Tensor, var, eps))
-    scale = scale if weight is None else call(aten.mul.Tensor, scale, weight)
-    shift = call(aten.neg.default, call(aten.mul.Tensor, mean, scale))
-    shift = shift if bias is None else call(aten.add.Tensor, shift, bias)
+    scale = call(graph, aten.rsqrt.default, call(graph, aten.add.Tensor, var, eps))
+    scale = scale if weight is None else call(graph, aten.mul.Tensor, scale, weight)
+    shift = call(graph, aten.neg.default, call(graph, aten.mul.Tensor, mean, scale))
+    shift = shift if bias is None else call(graph, aten.add.Tensor, shift, bias)
     return PostOps(scale, shift)
 
 
@@ -81,17 +71,13 @@ def channel_scale(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostO
     """A factor for each channel of all images."""
     own = convolution.meta["val"]
     factors = next((a for a in node.args if a is not convolution), None)
-    value = _value(factors)
+    value = values(factors)
     one_each = (1, own.shape[1], *[1] * (own.dim() - 3), own.shape[-1])
     fits = isinstance(factors, fx.Node) and isinstance(value, Tensor) and tuple(value.shape) == one_each
     if not fits or value.dtype != own.dtype or post_ops(convolution) != PostOps():
         return None
-    vector, channels = factors, _channels(convolution)
-    for op, *args in ((aten.reshape.default, [-1]), (aten.slice.Tensor, 0, 0, channels)):
-        value = op(value, *args)
-        vector = graph.call_function(op, (vector, *args))
-        vector.meta["val"] = value
-    return PostOps(scale=vector)
+    vector = call(graph, aten.reshape.default, factors, [-1])
+    return PostOps(scale=call(graph, aten.slice.Tensor, vector, 0, 0, _channels(convolution)))
 
 
 def activate(convolution: fx.Node, name: str, alpha: float = 0.0) -> PostOps | None:
@@ -154,7 +140,8 @@ def fuse(gm: fx.GraphModule) -> int:
                     continue
                 arguments = (*convolution.args[: CONVOLUTIONS[convolution.target]], *found)
                 whole = gm.graph.call_function(convolution.target, arguments)
-            whole.meta = {"val": node.meta["val"], "eager_input_vals": (tuple(map(_value, arguments)), {})}
+            whole.meta["val"] = node.meta["val"]
+            keep_strides(whole)
             for replaced in (*_clearing(convolution, node), node, convolution):
                 replaced.replace_all_uses_with(whole)
                 gm.graph.erase_node(replaced)
@@ -215,15 +202,12 @@ def decompose(gm: fx.GraphModule, inference: bool) -> None:
     for node in gm.graph.nodes:
         if node.target not in PATTERNS or node.target not in table:
             continue
-        inputs = node.all_input_nodes
-        parts = make_fx(functools.partial(_call, node), decomposition_table=table)(*map(_value, inputs)).graph
-        arguments = dict(zip(parts.find_nodes(op="placeholder"), inputs, strict=True))
-        with gm.graph.inserting_before(node):
-            node.replace_all_uses_with(gm.graph.graph_copy(parts, arguments))
+        whole = insert(node, functools.partial(_call, node), node.all_input_nodes, table)
+        node.replace_all_uses_with(whole)
         gm.graph.erase_node(node)
     gm.recompile()
 
 
 def _call(node: fx.Node, *inputs: Tensor) -> Tensor:
-    values = dict(zip(node.all_input_nodes, inputs, strict=True))
-    return node.target(*fx.map_arg(node.args, values.__getitem__), **node.kwargs)
+    given = dict(zip(node.all_input_nodes, inputs, strict=True))
+    return node.target(*fx.map_arg(node.args, given.__getitem__), **node.kwargs)

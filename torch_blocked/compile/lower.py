@@ -20,9 +20,11 @@ from torch_blocked.compile.guards import guard_by_versions
 from torch_blocked.compile.hoist import Hoisted, hoist
 from torch_blocked.compile.linear import multiply_few_rows
 from torch_blocked.compile.model_input import pass_model
+from torch_blocked.compile.permutations import cancel_permutations, drop_copies
 from torch_blocked.compile.pool import drop_unread_indices
 from torch_blocked.compile.sizes import sizes_from_inputs
 from torch_blocked.compile.src_scale import scale_weights
+from torch_blocked.compile.weights import block_plain_weights
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: object) -> Callable:
@@ -44,10 +46,10 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
 
     settings = dict(options.get("options") or {})
     training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
-    if not training:
-        convolve_linears(gm)
     if not block_weights(gm):
         return compile_fx(gm, example_inputs, config_patches=settings)
+    if not training:
+        convolve_linears(gm)
     _check_compiler()
     settings = {"cpp_wrapper": True} | settings | _with_this_build(settings) | _with_calls(settings)
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.
@@ -102,7 +104,7 @@ def _with_calls(settings: dict[str, object]) -> dict[str, object]:
 
 
 def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[object], **how: object) -> Callable:
-    """Steps 3 to 11, on the graph of physical tensors."""
+    """Steps 3 to 13, on the graph of physical tensors."""
     from torch._inductor.decomposition import select_decomp_table
 
     how["get_decomp_fn"] = select_decomp_table  # by name, for Inductor's cache: a table of functions is no key
@@ -141,8 +143,11 @@ def _inductor(gm: fx.GraphModule, example_inputs: Sequence[object], **how: objec
 
 
 def optimize(gm: fx.GraphModule) -> int:
-    """Steps 3 to 9 for inference, in place; how many operators went into convolutions."""
+    """Steps 3 to 11 for inference, in place; how many operators went into convolutions."""
     sizes_from_inputs(gm)
+    block_plain_weights(gm)
+    drop_copies(gm)
+    cancel_permutations(gm)
     fused = fuse(gm)
     concatenate_in_place(gm)
     multiply_few_rows(gm)

@@ -12,6 +12,7 @@ from torch import fx
 
 from torch_blocked import library
 from torch_blocked.compile.fusion import CONVOLUTIONS, post_ops
+from torch_blocked.compile.nodes import keep_strides
 
 aten = torch.ops.aten
 
@@ -27,8 +28,7 @@ def scale_weights(gm: fx.GraphModule) -> int:
         src, scale = factors
         own = convolution.args[1 : CONVOLUTIONS[convolution.target]]
         convolution.args = (src, *own, *post_ops(convolution), scale)
-        values = fx.map_arg(convolution.args, lambda node: node.meta["val"])
-        convolution.meta["eager_input_vals"] = (values, {})
+        keep_strides(convolution)
         gm.graph.erase_node(product)
         products += 1
     gm.recompile()
