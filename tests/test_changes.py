@@ -107,7 +107,7 @@ def test_only_of_the_first_module():
 @counted
 def test_models_that_are_gone_are_not_kept_nor_taken_for_others():
     """New modules lie where the old ones lay."""
-    for _ in range(50):
+    for _ in range(10):
         m = model()
         versions, gone = ModuleVersions(list(m.modules())), weakref.ref(m[1][0])
         assert versions.hold(m)

@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backend_cases import Lambda, assert_close, compiled, conv, fresh, randomized  # noqa: F401
-from conftest import assert_same
+from conftest import assert_same, dense
 from torch import nn
 
 import torch_blocked as tb
 from torch_blocked import library
-from torch_blocked.compile import channels_last
 
 
 class Block(nn.Module):
@@ -51,8 +50,7 @@ def operators(gm):
     return [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("channels", [19, 32])
+@pytest.mark.parametrize(("channels", "inside"), [(19, True), (32, False)])
 def test_blocks_of_convolutions_alone(fresh, graphs, channels, inside):  # noqa: F811
     model, x = network(channels, inside=inside), torch.randn(2, 3, 12, 11)
     with torch.no_grad():
@@ -126,11 +124,21 @@ def test_graphs_without_convolutions_stay(fresh, graphs):  # noqa: F811
     assert not graphs
 
 
-def test_training_stays(fresh, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(channels_last, "linear", None)
-    model, x = network(16).train(), torch.randn(2, 3, 8, 8)
+@pytest.mark.parametrize("blocked", [False, True], ids=["plain", "blocked"])
+def test_training(fresh, graphs, blocked):  # noqa: F811
+    block = Block(19, inside=blocked, activation=F.relu)
+    model, x = randomized(nn.Sequential(conv(3, 19), block)), torch.randn(2, 3, 8, 8)
+    named = dict(model.named_parameters())
+    model(x).square().mean((2, 3)).sum().backward()
+    expected = {name: p.grad for name, p in named.items()}
+    model.zero_grad()
+    model = nn.Sequential(model.to(tb.blocked) if blocked else model, Lambda(lambda m, x: x.square().mean((2, 3))))
     compiled(model)(x).sum().backward()
-    assert model[1].expand.weight.grad is not None
+    for name, grad in expected.items():
+        actual = named[name].grad
+        assert isinstance(actual, tb.BlockedTensor) == isinstance(named[name], tb.BlockedTensor)
+        torch.testing.assert_close(dense(actual), grad, rtol=1e-3, atol=1e-4)
+    assert not {"aten.addmm.default", "aten.mm.default"} & {name for gm in graphs for name in operators(gm)}
 
 
 # ---- Layer normalization of the channels of a permuted image

@@ -114,6 +114,38 @@ def test_without_inputs():
     assert_close(tb.export(model, ()).module()(), model())
 
 
+class Converting(nn.Module):
+    """Makes its tensors and its weight blocked, and the answer plain."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(20, 17, 3, 3))
+
+    def forward(self, x):
+        y = nn.functional.conv2d(x.to(tb.blocked) + 1, self.weight.to(tb.OIhw16i16o))
+        return y.contiguous(memory_format=tb.nChw8c).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("export", ["not strict", "strict", "tb.export"])
+def test_formats_made_in_the_model(export):
+    model, x = Converting().eval(), torch.randn(2, 17, 5, 6)
+    if export == "tb.export":
+        program = tb.export(model, (x,))
+    else:
+        program = torch.export.export(model, (x,), strict=export == "strict")
+        assert ops.to_format.default in called(program)
+        program = program.run_decompositions()
+    assert ops.to_format.default not in called(program)
+    assert_close(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_upsampled_answers_are_plain(mode):
+    model = nn.Sequential(nn.Conv2d(3, 20, 3), nn.Upsample(size=(11, 9), mode=mode)).eval()
+    x = torch.randn(2, 3, 6, 5)
+    assert_close(tb.export(model, (x,)).module()(x), model(x))
+
+
 def test_saved_and_loaded(tmp_path):
     model, x = Residual().eval(), torch.randn(1, 3, 8, 8)
     torch.export.save(tb.export(model, (x,)), tmp_path / "program.pt2")

@@ -283,3 +283,41 @@ BAD_BATCH_NORM = [
 def test_bad_arguments_of_batch_norm(name, arguments, message):
     with pytest.raises((ValueError, TypeError, RuntimeError), match=message):
         getattr(library.ops, name)(*arguments)
+
+
+# ---- The gradients of plain parameters are plain
+
+
+@pytest.mark.parametrize("size", [(17, 1, 1), (2, 17, 5, 6), (5, 6), (1, 5, 6)], ids=str)
+@pytest.mark.parametrize("compiling", [False, True], ids=["eager", "compiled"])
+def test_gradient_of_a_plain_factor(size, compiling):
+    x, factor = torch.randn(2, 17, 5, 6), torch.randn(size, requires_grad=True)
+    (x * factor).square().sum().backward()
+    expected, factor.grad = factor.grad, None
+    function = lambda x, factor: (x.to(tb.blocked) * factor).square().sum()  # noqa: E731
+    (torch.compile(function, backend="torch_blocked", fullgraph=True) if compiling else function)(x, factor).backward()
+    torch.testing.assert_close(dense(factor.grad), expected, rtol=1e-4, atol=1e-4)
+    assert compiling or type(factor.grad) is torch.Tensor or factor.shape == x.shape
+
+
+@pytest.mark.parametrize("size", [(1, 17, 1, 1), (1, 17, 5, 6)], ids=str)
+def test_gradient_of_a_plain_factor_in_a_compiled_model(size):
+    """What the backend makes blocked itself gives plain parameters, whatever their axes, plain gradients."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.factor = torch.nn.Conv2d(3, 17, 1), torch.nn.Parameter(torch.randn(size))
+
+        def forward(self, x):
+            return (self.conv(x) * self.factor).square().mean()
+
+    for n in (1, 2):
+        model, x = Scaled(), torch.randn(n, 3, 5, 6)
+        model(x).backward()
+        expected = {name: p.grad for name, p in model.named_parameters()}
+        model.zero_grad()
+        torch.compile(model, backend="torch_blocked", fullgraph=True)(x).backward()
+        for name, p in model.named_parameters():
+            assert type(p.grad) is torch.Tensor
+            torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-4)

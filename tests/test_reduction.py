@@ -62,7 +62,7 @@ def test_reduction(isa, case, axes, keepdim):
     for channels in CHANNELS:
         for x in images(channels):
             y = check(lambda x: case(x, axes and list(axes), keepdim), x, **CLOSE)
-            if axes and 1 not in [a % 4 for a in axes] and (keepdim or len(axes) == 1):
+            if axes and {a % 4 for a in axes}.isdisjoint({1}) and (len(axes) == 1 or (keepdim and len(axes) < 3)):
                 assert all(isinstance(part, tb.BlockedTensor) for part in (y if isinstance(y, tuple) else (y,)))
 
 
@@ -273,7 +273,7 @@ def test_reduction_over_axes_together(isa, case, axes, keepdim):
     for channels, fmt in itertools.product(CHANNELS, ("nChw4c", "nChw16c", "acdB8b", "aBcd2b4b")):
         x = image(channels).to(tb.format(fmt))
         y = check(lambda x: case(x, list(axes), keepdim), x, expects=native if is_native else contextlib.nullcontext)
-        if is_native and (keepdim or len(axes) == 1):
+        if is_native and (len(axes) == 1 or (keepdim and len(axes) < 3)):
             assert isinstance(y, tb.BlockedTensor)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from torch_blocked.formats import blocked
-from torch_blocked.reorder import to_dense
 from torch_blocked.tensor import BlockedTensor
 
 
@@ -79,7 +78,8 @@ def _check(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None) -> None
 
 
 def _plain(model: nn.Module, args: tuple, outputs: object) -> object:
-    return pytree.tree_map_only(BlockedTensor, to_dense, outputs)
+    # By an operator: in the first graph that torch.export makes, not all blocked tensors are known as such.
+    return pytree.tree_map_only(Tensor, torch.ops.torch_blocked.to_dense, outputs)
 
 
 def _describe_constants(gm: fx.GraphModule) -> None:

@@ -6,7 +6,7 @@ other devices and under tracing (equivalents.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -143,33 +143,28 @@ class ViewBlocked(Function):
 
 
 def _reorder_to(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
-    """`ToFormat` as torch.compile takes it: a call with plain arguments, its inside not looked at."""
-    if torch.compiler.is_dynamo_compiling():
-        _allow_in_graph()
-    elif torch._C._get_tracing_state() is not None:
+    """`ToFormat`; in graphs that PyTorch traces of a program, an operator, whose inside is not looked at."""
+    if torch.compiler.is_compiling():
+        return torch.ops.torch_blocked.to_format(x, order, sum(blocks, ()), copy)
+    if torch._C._get_tracing_state() is not None:
         refuse_jit()
     elif counting.is_heard():
-        return counting.timed(_reorder_in_graph, x, order, blocks, copy)
-    return _reorder_in_graph(x, order, blocks, copy)
+        return counting.timed(_reorder_eagerly, x, order, blocks, copy)
+    return _reorder_eagerly(x, order, blocks, copy)
 
 
 def refuse_jit() -> None:
     raise RuntimeError("torch.jit.trace cannot follow blocked tensors: use torch.export.export, or trace a plain model")
 
 
-def _allow_in_graph() -> bool:
-    """Marks what torch.compile is not to look into, when it is about to: the mark needs its import, a second long."""
-    torch._dynamo.allow_in_graph(_reorder_in_graph)
-    return True
-
-
-_allow_in_graph._dynamo_marked_constant = True  # called while tracing, as by `torch.compiler.assume_constant_result`
-
-
-def _reorder_in_graph(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
+def _reorder_eagerly(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
     if not copy and is_in_format(x, format_of(order, blocks)):
         return x
     return ToFormat.apply(x, order, blocks)
+
+
+def _to_format(x: Tensor, order: Sequence[int], blocking: Sequence[int], copy: bool) -> Tensor:
+    return _reorder_eagerly(x, tuple(order), tuple(equivalents.pairs(blocking)), copy)
 
 
 def convert_format(x: Tensor, fmt: FormatLike, copy: bool = False) -> Tensor:
@@ -191,6 +186,18 @@ def to_dense(y: Tensor, memory_format: torch.memory_format = torch.contiguous_fo
     if not isinstance(y, BlockedTensor):
         return y
     return _reorder_to(y, plain_format(y.dim(), memory_format).order, (), True)
+
+
+def _to_dense(x: Tensor) -> Tensor:
+    return to_dense(x)
+
+
+# Composite: AOTAutograd, which knows blocked tensors, looks inside; Dynamo and the first graph of torch.export do not.
+_library = torch.library.Library("torch_blocked", "FRAGMENT")
+_library.define("to_format(Tensor x, int[] order, int[] blocking, bool copy) -> Tensor")
+_library.impl("to_format", _to_format, "CompositeImplicitAutograd")
+_library.define("to_dense(Tensor x) -> Tensor")
+_library.impl("to_dense", _to_dense, "CompositeImplicitAutograd")
 
 
 def view_blocked(x: Tensor, fmt: Format) -> BlockedTensor:

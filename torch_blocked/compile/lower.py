@@ -48,8 +48,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[object], **options: obj
     training = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in example_inputs)
     if not block_weights(gm):
         return compile_fx(gm, example_inputs, config_patches=settings)
-    if not training:
-        convolve_linears(gm)
+    convolve_linears(gm)
     _check_compiler()
     settings = {"cpp_wrapper": True} | settings | _with_this_build(settings) | _with_calls(settings)
     # What this backend makes of a graph is no entry of AOTAutograd's cache; Inductor's own keeps working.

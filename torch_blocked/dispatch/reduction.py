@@ -30,7 +30,7 @@ from torch_blocked.dispatch.physical import (
 )
 from torch_blocked.dispatch.pooling import global_average, global_maximum, global_sum, has_kernel
 from torch_blocked.dispatch.registry import register
-from torch_blocked.dispatch.shape import plain_if_small
+from torch_blocked.dispatch.shape import as_plain, plain_if_small
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor
 
@@ -218,7 +218,7 @@ def _blocking_of(blocking: Blocking, axes: tuple[int, ...], kept: tuple[int, ...
 
 
 def _answer(x: BlockedTensor, physical: Tensor, axes: list[int], keepdim: bool) -> Tensor:
-    """From the reduced physical tensor, all dims kept."""
+    """From the reduced physical tensor, all dims kept. A value a channel of all images is plain, as parameters are."""
     ndim, blocking = x.dim(), x._blocking
     inner = [ndim + i for i, a in enumerate(blocking.inner_idxs) if a in axes]
     physical = physical.squeeze([*inner, *([] if keepdim else axes)])
@@ -227,7 +227,8 @@ def _answer(x: BlockedTensor, physical: Tensor, axes: list[int], keepdim: bool) 
     if not left:
         return physical
     size = tuple(1 if d in axes else x.size(d) for d in kept)
-    return plain_if_small(BlockedTensor(clear_padding(physical, left, size), left, size))
+    answer = BlockedTensor(clear_padding(physical, left, size), left, size)
+    return as_plain(answer).contiguous() if 0 in axes and len(axes) == ndim - 1 else plain_if_small(answer)
 
 
 @register(*REDUCERS)
