@@ -89,3 +89,26 @@ def block():
     """A residual block: 17 channels, so that weights are packed and padded."""
     layers = {"a": conv(3, 17), "n": nn.BatchNorm2d(17), "b": conv(17, 17), "m": nn.BatchNorm2d(17)}
     return randomized(Lambda(lambda m, x: (lambda y: F.relu(m.m(m.b(y)) + y))(F.relu(m.n(m.a(x)))), **layers))
+
+
+class Block(nn.Module):
+    """ConvNeXt's block; `inside`: the factors of the channels are applied before the way back."""
+
+    def __init__(self, channels, inside=False, activation=F.gelu):
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.expand, self.project = nn.Linear(channels, 3 * channels), nn.Linear(3 * channels, channels, bias=False)
+        self.scale = nn.Parameter(torch.randn(channels))
+        self.inside, self.activation = inside, activation
+
+    def forward(self, x):
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        y = F.dropout(self.project(self.activation(self.expand(y))), 0.3, self.training)
+        if self.inside:
+            return x + (self.scale * y).permute(0, 3, 1, 2)
+        return x + self.scale[:, None, None] * y.permute(0, 3, 1, 2)
+
+
+def network(channels, **how):
+    return randomized(nn.Sequential(conv(3, channels), Block(channels, **how), Block(channels, **how)))

@@ -5,35 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backend_cases import Lambda, assert_close, compiled, conv, fresh, randomized  # noqa: F401
+from backend_cases import Block, Lambda, assert_close, compiled, conv, fresh, network, randomized  # noqa: F401
 from conftest import assert_same, dense
 from torch import nn
 
 import torch_blocked as tb
 from torch_blocked import library
-
-
-class Block(nn.Module):
-    """ConvNeXt's block; `inside`: the factors of the channels are applied before the way back."""
-
-    def __init__(self, channels, inside=False, activation=F.gelu):
-        super().__init__()
-        self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
-        self.norm = nn.LayerNorm(channels, eps=1e-6)
-        self.expand, self.project = nn.Linear(channels, 3 * channels), nn.Linear(3 * channels, channels, bias=False)
-        self.scale = nn.Parameter(torch.randn(channels))
-        self.inside, self.activation = inside, activation
-
-    def forward(self, x):
-        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        y = F.dropout(self.project(self.activation(self.expand(y))), 0.3, self.training)
-        if self.inside:
-            return x + (self.scale * y).permute(0, 3, 1, 2)
-        return x + self.scale[:, None, None] * y.permute(0, 3, 1, 2)
-
-
-def network(channels, **how):
-    return randomized(nn.Sequential(conv(3, channels), Block(channels, **how), Block(channels, **how)))
 
 
 @pytest.fixture

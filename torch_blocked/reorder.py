@@ -188,16 +188,12 @@ def to_dense(y: Tensor, memory_format: torch.memory_format = torch.contiguous_fo
     return _reorder_to(y, plain_format(y.dim(), memory_format).order, (), True)
 
 
-def _to_dense(x: Tensor) -> Tensor:
-    return to_dense(x)
-
-
 # Composite: AOTAutograd, which knows blocked tensors, looks inside; Dynamo and the first graph of torch.export do not.
 _library = torch.library.Library("torch_blocked", "FRAGMENT")
 _library.define("to_format(Tensor x, int[] order, int[] blocking, bool copy) -> Tensor")
 _library.impl("to_format", _to_format, "CompositeImplicitAutograd")
 _library.define("to_dense(Tensor x) -> Tensor")
-_library.impl("to_dense", _to_dense, "CompositeImplicitAutograd")
+_library.impl("to_dense", to_dense, "CompositeImplicitAutograd")
 
 
 def view_blocked(x: Tensor, fmt: Format) -> BlockedTensor:

@@ -3,8 +3,8 @@
 What happens to a graph, one file a step:
 
 1. formats.py: the weights of convolutions become blocked; from there on blocked tensors spread by themselves, because
-   every operator on them gives one, until a result is plain or leaves the graph. channels_last.py: linear
-   layers of a permuted image's channels become convolutions.
+   every operator on them gives one, until a result is plain or leaves the graph. channels_last.py: linear layers of a
+   permuted image's channels become convolutions.
 2. AOTAutograd traces through the tensors to their physical ones: torch_blocked's operators and ATen's.
 3. sizes.py: sizes that vary are computed from the graph's inputs.
 4. weights.py: weights that are still plain are reordered.
