@@ -7,7 +7,7 @@ namespace torch_blocked {
 
 // Whether src and dst of so many bytes together outgrow what is left to one operator of a shared last level, about;
 // what the system says is often the sum of many. From there on a reader of dst loses less than is gained here.
-inline bool outgrows_caches(int64_t bytes) { return bytes > 20 << 20; }
+inline bool outgrows_caches(int64_t bytes) { return bytes > 12 << 20; }
 
 // Whether vectors of any tier can be streamed to it.
 inline bool is_streamable(const void* dst) { return reinterpret_cast<uintptr_t>(dst) % 64 == 0; }
