@@ -30,6 +30,7 @@ struct Tile {
   Span rows, cols;
   int64_t count;         // of the same, each at the next index of the axis of repeats
   const char* next_src;  // what is read a chunk of src later, or null
+  const char* src_end;   // where all of src ends
 };
 
 struct Implementation {
@@ -42,14 +43,14 @@ struct Implementation {
 
 // Rows or columns of padding are a second call with nothing to read.
 void run_copy(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols, count, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   const int64_t size = cols.size * plan.element_size, padded_size = cols.padded_size * plan.element_size;
   // Cache lines go past the caches where they are written at once.
   const bool stream = plan.stream && (padded_size % 64 == 0 || plan.axis(Role::Cols).steps() == 1);
   if (rows.size > 0)
-    kernels.copy_rows(src, rows.src.each, dst, rows.dst.each, rows.size, size, padded_size, {stream, next_src});
+    kernels.copy_rows(src, rows.src, dst, rows.dst, rows.size, size, padded_size, {stream, next_src, src_end});
   if (rows.size < rows.padded_size)
-    kernels.copy_rows(nullptr, nullptr, dst, rows.dst.each + rows.size, rows.padded_size - rows.size, 0, padded_size,
+    kernels.copy_rows(nullptr, {}, dst, rows.dst.from(rows.size), rows.padded_size - rows.size, 0, padded_size,
                       {stream});
 }
 
@@ -63,7 +64,7 @@ ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t e
 
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto transpose = transpose_of(kernels, plan.element_size);
-  const auto& [src, dst, rows, cols, count, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   Matrix matrix{src,
                 rows.src,
                 dst,
@@ -74,7 +75,7 @@ void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& ker
                 count,
                 plan.repeated.src,
                 plan.repeated.dst};
-  if (cols.size > 0) transpose(matrix, {plan.stream, next_src});
+  if (cols.size > 0) transpose(matrix, {plan.stream, next_src, src_end});
   if (cols.size == cols.padded_size) return;
   matrix.rows = 0;
   matrix.dst_rows = cols.dst.from(cols.size);
@@ -97,7 +98,7 @@ struct Between {
 };
 
 void run_interleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols, count, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   const int64_t lines = cols.padded_size;
   Between between;
   transpose_of(kernels, plan.element_size)(
@@ -107,7 +108,7 @@ void run_interleave(const Tile& tile, const Plan& plan, const ReorderKernels& ke
 }
 
 void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  const auto& [src, dst, rows, cols, count, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   const int64_t lines = rows.padded_size;
   Between between;
   const auto deinterleave = plan.group == 4 ? kernels.deinterleave_1 : kernels.deinterleave_2;
@@ -117,9 +118,22 @@ void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& 
       {plan.stream});
 }
 
+// A transpose to dst rows that follow each other, then of each place within a period its rows one after the other.
+void run_periods(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
+  const auto& [dense, src_periods, dst_periods] = plan.between;
+  alignas(64) char between[max_between];
+  transpose_of(kernels, plan.element_size)(
+      {src, rows.src, between, dense.rows(0), rows.size, rows.padded_size, cols.padded_size}, {});
+  const int64_t row_bytes = dense.stride, period = src_periods.stride / row_bytes;
+  for (int64_t c = 0; c < period; c++)
+    kernels.copy_rows(between + c * row_bytes, src_periods.rows(0), dst + cols.dst.each[c], dst_periods.rows(0),
+                      cols.padded_size / period, row_bytes, row_bytes, {});
+}
+
 template <int element_size>
 void run_elements(const Tile& tile) {
-  const auto& [src, dst, rows, cols, count, next_src] = tile;
+  const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   for (int64_t r = 0; r < rows.padded_size; r++) {
     char* to = dst + rows.dst.each[r];
     const int64_t size = r < rows.size ? cols.size : 0;
@@ -143,6 +157,7 @@ constexpr Implementation implementations[] = {
     {"copy", plan_copy, run_copy},
     {"interleave", plan_interleave, run_interleave},
     {"deinterleave", plan_deinterleave, run_deinterleave},
+    {"periods", plan_periods, run_periods},
     {"transpose", plan_transpose, run_transpose},
     {"reference", plan_reference, run_reference},
 };
@@ -218,7 +233,13 @@ class TileLoop {
   }
 
   Tile tile() const {
-    Tile tile{src_ + (in_padding_ ? 0 : src_offset_), dst_ + dst_offset_, row_span_, col_span_, count_, next_src()};
+    Tile tile{src_ + (in_padding_ ? 0 : src_offset_),
+              dst_ + dst_offset_,
+              row_span_,
+              col_span_,
+              count_,
+              next_src(),
+              src_ + plan_.src_bytes};
     if (in_padding_) tile.rows.size = tile.cols.size = 0;
     return tile;
   }

@@ -209,9 +209,11 @@ void set_run_step(Axis& axis, int64_t run, int64_t across, int64_t element_size)
 
 Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
   Plan plan{element_size};
+  plan.src_bytes = element_size;
   plan.stream = outgrows_caches(nbytes(src_md, element_size) + nbytes(dst_md, element_size));
   for (int d = 0; d < src_md.ndims; d++)
     if (dst_md.padded(d) > 1) add_axes(plan.axes, src_md, dst_md, d, element_size);
+  for (const Axis& axis : plan.axes) plan.src_bytes += axis.src.at(axis.dim - 1);
   while (join_dense_pair(plan.axes)) {
   }
   widen_elements(plan);
@@ -275,7 +277,8 @@ void find_repeats(Plan& plan) {
   if (inner == plan.axes.rend() || inner->role != Role::Loop || inner->dim != inner->padded) return;
   if (!inner->src.affine() || !inner->dst.affine()) return;
   const auto numel = [](const Axis& axis) { return std::min(axis.step, axis.padded); };
-  const int64_t count = tile_numel / 4 / (numel(plan.axis(Role::Rows)) * numel(plan.axis(Role::Cols)));
+  const int64_t count =
+      tile_bytes / 2 / plan.element_size / (numel(plan.axis(Role::Rows)) * numel(plan.axis(Role::Cols)));
   if (count < 2) return;
   inner->role = Role::Repeats;
   inner->step = std::min(count, inner->dim);
@@ -338,6 +341,11 @@ int64_t piece_of_src(const Plan& plan, size_t first) {
   return bytes;
 }
 
+void write_table(Offsets& offsets, int64_t step) {
+  offsets.table.resize(offsets.period() - 1 + step);
+  for (size_t i = 0; i < offsets.table.size(); i++) offsets.table[i] = offsets.at(i);
+}
+
 // Whether the loops outside of `first` read pieces of `bytes` bytes one after the other.
 bool follow_each_other(const Plan& plan, size_t first, int64_t bytes) {
   while (first-- > 0) {
@@ -364,21 +372,38 @@ void find_chunks(Plan& plan) {
 }
 
 void write_tables(Plan& plan) {
-  const auto write = [](Offsets& offsets, int64_t step) {
-    offsets.table.resize(offsets.period() - 1 + step);
-    for (size_t i = 0; i < offsets.table.size(); i++) offsets.table[i] = offsets.at(i);
-  };
   for (Axis& axis : plan.axes) {
     if (axis.role != Role::Rows && axis.role != Role::Cols) continue;
     const int64_t step = std::min(axis.step, axis.padded);
-    if (!axis.src_adjacent) write(axis.src, step);
-    if (!axis.dst_adjacent) write(axis.dst, step);
+    if (!axis.src_adjacent) write_table(axis.src, step);
+    if (!axis.dst_adjacent) write_table(axis.dst, step);
   }
 }
 
 bool plan_transpose(Plan& plan) {
   if (!plan_tiles(plan)) return false;
   if (!plan.stream) find_repeats(plan);  // else each tile fetches what a later one reads
+  return true;
+}
+
+// Of columns whose places in dst are more than the first cache keeps of those that are a multiple of 4096 bytes apart,
+// each of less than a cache line.
+bool plan_periods(Plan& plan) {
+  constexpr int64_t ways = 8, way_bytes = 4096, line = 64;
+  if (plan.stream || !plan_tiles(plan)) return false;
+  Axis& cols = plan.axis(Role::Cols);
+  const Axis& rows = plan.axis(Role::Rows);
+  const int64_t row_step = std::min(rows.step, rows.padded), row_bytes = row_step * plan.element_size;
+  const int64_t period = cols.dst.period();
+  if (row_bytes >= line || period <= ways || (cols.dst.at(1) - cols.dst.at(0)) % way_bytes != 0) return false;
+  const int64_t most = max_between / row_bytes / period * period;
+  const bool whole = rows.padded % row_step == 0 && cols.dim == cols.padded && cols.dim % period == 0;
+  if (!whole || most == 0) return false;
+  set_even_steps(cols, most, plan.element_size);
+  plan.between = {{row_bytes, {}, {}}, {period * row_bytes, {}, {}}, {cols.dst.stride, {}, {}}};
+  write_table(plan.between.rows, cols.step);
+  write_table(plan.between.src_periods, cols.step / period);
+  write_table(plan.between.dst_periods, cols.step / period);
   return true;
 }
 

@@ -16,6 +16,7 @@
 //   copy        the columns lie side by side in both src and dst (nhwc <-> nChw16c): rows of bytes are copied
 //   transpose   the columns lie side by side in src, the rows in dst (nchw -> nChw16c -> nchw, oihw -> OIhw16i16o)
 //   interleave  the same, and a few of the columns alternate in dst (oihw -> OIhw8i16o2i); and back: deinterleave
+//   periods     the same, and columns far apart in dst share one place of the first cache (oihw -> Ohwi16o)
 //   reference   any two axes: element by element
 // The loops run over dst's padded dims; what lies past the logical dims is cleared on the way.
 //
@@ -57,6 +58,7 @@ struct Axis {
 struct Plan {
   int64_t element_size;
   bool stream = false;          // dst is written past the caches
+  int64_t src_bytes = 0;        // from the first element of src to the end of the last
   int64_t group = 1, run = 0;   // of an interleave: elements in a group, and groups in a run of them
   std::vector<Axis> axes = {};  // outermost loop first
   // Where src is read in chunks, pieces of memory that follow each other: the bytes and the tiles of one, which the
@@ -67,6 +69,10 @@ struct Plan {
   struct {
     int64_t src = 0, dst = 0;
   } repeated = {};
+  // Where a tile is transposed to rows that follow each other and then copied: those, and the periods of both.
+  struct {
+    Offsets rows, src_periods, dst_periods;
+  } between = {};
 
   const Axis& axis(Role role) const {
     return *std::find_if(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.role == role; });
@@ -80,6 +86,9 @@ Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t elemen
 // Most groups in a tile of plan_interleave and plan_deinterleave.
 constexpr int64_t max_groups = 256;
 
+// Most bytes in a tile of plan_periods.
+constexpr int64_t max_between = 16 * 1024;
+
 // Of a plan whose axes have their roles and steps: the smallest chunks, and the tables.
 void find_chunks(Plan& plan);
 void write_tables(Plan& plan);
@@ -88,6 +97,7 @@ void write_tables(Plan& plan);
 bool plan_copy(Plan& plan);
 bool plan_interleave(Plan& plan);
 bool plan_deinterleave(Plan& plan);
+bool plan_periods(Plan& plan);
 bool plan_transpose(Plan& plan);
 bool plan_reference(Plan& plan);
 

@@ -98,3 +98,40 @@ def test_plans_are_told_apart():
     for x in (whole[..., :4], whole[..., ::2], whole[:, :, :, 4:], whole[..., :4].contiguous()):
         dst = library.reorder_op(x, x.shape, [], (0, 1, 2, 3), [1, 16])
         assert torch.equal(dst, equivalents.plain_to_blocked(x.contiguous(), (0, 1, 2, 3), (1, 16)))
+
+
+# Fewer pixels than one vector has of a channel, as many, some more, several vectors; one left over or not.
+PIXELS_OF_IMAGES = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 300]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels", [3, 6, 12])
+def test_three_channels(isa, guarded, channels, dtype):
+    """And six or twelve, which are three elements of two or four times the size."""
+    tags = ["nchw", "nhwc", "nChw4c", "nChw8c", "nChw16c"]
+    for pixels in PIXELS_OF_IMAGES:
+        x = random_bits((2, channels, 1, pixels), dtype)
+        for src in tags:
+            for dst in tags:
+                assert_reordered(x, src, dst)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("apart", [4, 5, 8, 9, 16])
+def test_three_channels_of_more(isa, guarded, apart, dtype):
+    """Pixels that lie `apart` elements apart, of which three are there: nothing is read after the last."""
+    for pixels in PIXELS_OF_IMAGES:
+        elements = random_bits((pixels * apart - (apart - 3),), dtype)
+        x = elements.as_strided((1, 3, 1, pixels), (0, 1, 0, apart))
+        for tag in ("nchw", "nhwc", "nChw8c", "nChw16c"):
+            dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
+            expected = equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag))
+            assert torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (dst, expected)))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [(16, 256, 3, 3), (20, 512, 3, 3), (40, 256, 5, 5), (16, 768, 1, 9), (16, 2048, 3, 3)])
+def test_places_of_weights_that_alias(isa, guarded, size, dtype):
+    """More of them than the first cache keeps, a multiple of 4096 bytes apart in dst."""
+    for tag in ("Ohwi16o", "Ohwi8o"):
+        assert_reordered(random_bits(size, dtype), "oihw", tag)

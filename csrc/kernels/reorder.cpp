@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "reorder_channels.h"
 #include "reorder_interleave.h"
 #include "reorder_tiles.h"
 #include "tier.h"
@@ -49,20 +50,33 @@ template <class Tile, bool stream, bool padded>
 }
 
 // The last tile of a row or a column overlaps the one before it instead of being cut; a narrow or a short one does
-// where that is enough. Gives next_src as it is after: by reference it would be in memory in every loop over whole
-// tiles, which costs up to a fifth of the time past the caches.
+// where that is enough. One column or row, alone or past such a tile, is moved by elements: planes of 7 x 7 leave one.
+// Gives next_src as it is after: by reference it would be in memory in every loop over whole tiles, which costs up to a
+// fifth of the time past the caches.
 template <class Tile, class NarrowTile, class ShortTile, bool stream>
 [[gnu::noinline]] const char* transpose_edge(const Matrix& matrix, int64_t r, int64_t c, const char* next_src) {
   const auto run = [&]<class Edge>(Edge) {
     transpose_tile<Edge, stream, true>(matrix, std::min(r, matrix.padded_rows - Edge::rows),
                                        std::min(c, matrix.cols - Edge::cols), next_src);
   };
-  if (matrix.cols - c <= NarrowTile::cols)
-    run(NarrowTile());
-  else if (matrix.padded_rows - r <= ShortTile::rows)
-    run(ShortTile());
-  else
-    run(Tile());
+  const int64_t cols = matrix.cols - c, rows = matrix.padded_rows - r;
+  constexpr int narrow = NarrowTile::cols + (NarrowTile::cols < Tile::cols);
+  if (cols > 1 && rows > 1) {
+    if (cols <= narrow) {
+      run(NarrowTile());
+      c += NarrowTile::cols;
+    } else if (rows <= ShortTile::rows + 1) {
+      run(ShortTile());
+      r += ShortTile::rows;
+    } else {
+      run(Tile());
+      return next_src;
+    }
+  }
+  if (c == matrix.cols - 1)
+    run(OneColumn<typename Tile::Element, Tile::rows>());
+  else if (r == matrix.padded_rows - 1)
+    run(OneRow<typename Tile::Element, Tile::cols>());
   return next_src;
 }
 
@@ -70,8 +84,9 @@ template <class Tile, class NarrowTile, class ShortTile, bool stream>
 template <class Tile, class NarrowTile, class ShortTile, bool stream>
 void transpose_tiles(Matrix matrix, const char* next_src, bool along_src) {
   const auto edge = transpose_edge<Tile, NarrowTile, ShortTile, stream>;
-  for (; matrix.count > 0; matrix.count--, matrix.src += matrix.next_in_src, matrix.dst += matrix.next_in_dst) {
-    const Matrix whole = matrix;  // in registers: no function is called with it
+  Matrix whole = matrix;  // in registers: no function is called with it
+  for (; whole.count > 0; whole.count--, whole.src += whole.next_in_src, whole.dst += whole.next_in_dst) {
+    matrix.src = whole.src, matrix.dst = whole.dst;
     if (along_src)
       for (int64_t r = 0, c; r < whole.padded_rows; r += Tile::rows) {
         for (c = 0; r + Tile::rows <= whole.rows && c + Tile::cols <= whole.cols; c += Tile::cols)
@@ -118,44 +133,54 @@ void transpose_by(const Matrix& matrix, Traffic traffic) {
     transpose_by<T, bytes, tile_cols / 2>(matrix, traffic);
   else {
     using Tile = ToWideRows<T, bytes, tile_cols>;
-    // Of elements of a byte or two it would write pieces of less than 16 bytes.
-    using Short = FromWideRows<T, tile_cols * size, std::min(4, tile_cols), false>;
-    constexpr bool has_short = size >= 4 && tile_cols * size >= 16 && Short::rows < Tile::rows;
+    // Of elements of a byte or two the first would write pieces of less than 16 bytes.
+    constexpr int half_bytes = std::max(bytes / 2, tile_cols * size);
+    using Short = std::conditional_t<(size >= 4), FromWideRows<T, tile_cols * size, std::min(4, tile_cols), false>,
+                                     ToWideRows<T, half_bytes, tile_cols>>;
+    constexpr bool has_short = tile_cols * size >= 16 && Short::rows < Tile::rows;
     transpose_tiles<Tile, ToWideRows<T, bytes, narrow_cols>, std::conditional_t<has_short, Short, Tile>>(matrix,
                                                                                                          traffic);
   }
 }
 
-// Three rows or columns that alternate on the other side, as the channels of an image. False where there are others.
-template <class T>
-bool transpose_three(const Matrix& matrix, Traffic traffic) {
-  const int64_t rows = matrix.rows, padded_rows = matrix.padded_rows, cols = matrix.cols;
-  constexpr int size = sizeof(T), vector = vector_bytes / size;
-  if constexpr (size <= 4) {
-    const bool from_three = rows == 3 && padded_rows == 3 && cols >= vector;
-    const bool to_three = cols == 3 && rows == padded_rows && rows >= vector;
-    if (from_three && matrix.dst_rows.stride == 3 * size)
-      transpose_tiles<InterleaveThree<T, vector_bytes>>(matrix, traffic);
-    else if (to_three && matrix.src_rows.stride == 3 * size)
-      transpose_tiles<DeinterleaveThree<T, vector_bytes>>(matrix, traffic);
-    else
-      return false;
+// The three channels of an image, to rows or from rows. False where this is another matrix.
+template <class T, bool stream>
+bool transpose_three(const Matrix& matrix, const char* src_end) {
+  using Channels = ThreeChannels<T, stream>;
+  const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+  const bool from_rows = rows == 3 && cols >= Channels::fewest_pixels;
+  const bool to_rows = cols == 3 && rows >= Channels::fewest_pixels && rows == padded_rows;
+  const bool all_of_dst = dst_rows.stride == padded_rows * int64_t(sizeof(T));
+  const auto move = from_rows && all_of_dst ? Channels::from_rows(dst_rows.stride)
+                    : to_rows               ? Channels::to_rows(src_rows.stride)
+                                            : nullptr;
+  if (move == nullptr) return false;
+  for (int64_t i = 0; i < count; i++)
+    move(src + i * next_in_src, src_rows.each, dst + i * next_in_dst, dst_rows.each, from_rows ? cols : rows, src_end);
+  return true;
+}
+
+// Src rows shorter than 16 bytes that follow each other, as blocks of few channels do. False where they do not.
+template <class T, int block, int bytes = vector_bytes>
+bool transpose_dense(const Matrix& matrix, Traffic traffic) {
+  constexpr int size = sizeof(T);
+  if constexpr (block * size < 16 && bytes >= 16) {
+    if (matrix.cols != block || matrix.src_rows.stride != block * size) return false;
+    if (matrix.rows != matrix.padded_rows) return false;
+    if (matrix.rows < bytes / size) return transpose_dense<T, block, bytes / 2>(matrix, traffic);
+    transpose_tiles<FromDenseRows<T, bytes, block>>(matrix, traffic);
     return true;
   }
   return false;
 }
 
-// Src rows shorter than 16 bytes that follow each other, as blocks of few channels do. False where they do not.
-template <class T, int block>
-bool transpose_dense(const Matrix& matrix, Traffic traffic) {
-  constexpr int size = sizeof(T), vector = vector_bytes / size;
-  if constexpr (block * size < 16) {
-    if (matrix.cols != block || matrix.src_rows.stride != block * size) return false;
-    if (matrix.rows != matrix.padded_rows || matrix.rows < vector) return false;
-    transpose_tiles<FromDenseRows<T, vector_bytes, block>>(matrix, traffic);
-    return true;
-  }
-  return false;
+// All columns by one tile, which has room for up to twice as many.
+template <class Tile>
+void transpose_halves(const Matrix& matrix) {
+  const Matrix whole = matrix;
+  for (int64_t i = 0; i < whole.count; i++)
+    Tile::run_halves(whole.src + i * whole.next_in_src, whole.src_rows.each, whole.dst + i * whole.next_in_dst,
+                     whole.dst_rows.each, whole.cols - Tile::cols / 2);
 }
 
 // Dst rows narrower than a vector, as blocks of channels may be. False where they are not, or where src has no vectors.
@@ -163,12 +188,22 @@ template <class T, int block, int bytes = vector_bytes>
 bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T);
   if constexpr (block >= 2 && block * size < bytes) {
+    using Dense = FromWideRows<T, bytes, block, true>;
+    using Apart = FromWideRows<T, bytes, block, false>;
     if (matrix.padded_rows < block || matrix.padded_rows * size >= bytes) return false;
-    if (matrix.cols < bytes / size) return transpose_blocks<T, block, bytes / 2>(matrix, traffic);
     const bool dense = matrix.padded_rows == block && matrix.dst_rows.stride == block * size;
+    constexpr bool few_pieces = bytes <= 32 || Dense::pieces <= 4;  // of more, narrow vectors have fewer stages
+    if (!few_pieces || matrix.cols < Dense::cols) {
+      const bool halves = bytes > 16 && few_pieces && matrix.cols > Dense::cols / 2;
+      if (!halves || !dense || matrix.rows < block || traffic.stream)
+        return transpose_blocks<T, block, bytes / 2>(matrix, traffic);
+      transpose_halves<Dense>(matrix);
+      return true;
+    }
     if (!dense && 2 * matrix.padded_rows * size >= bytes) return false;
-    const auto run = dense ? transpose_tiles<FromWideRows<T, bytes, block, true>>
-                           : transpose_tiles<FromWideRows<T, bytes, block, false>>;
+    constexpr int narrow = bytes == 64 ? 32 : bytes;
+    const auto run = dense ? transpose_tiles<Dense, FromWideRows<T, narrow, block, true>>
+                           : transpose_tiles<Apart, FromWideRows<T, narrow, block, false>>;
     run(matrix, traffic);
     return true;
   }
@@ -217,7 +252,10 @@ void transpose(const Matrix& matrix, Traffic traffic) {
   // Past the caches only what fills whole cache lines soon.
   const int64_t dst_bytes = matrix.padded_rows * sizeof(T);
   traffic.stream = traffic.stream && (dst_bytes >= 64 || matrix.dst_rows.stride == dst_bytes);
-  if (transpose_three<T>(matrix, traffic)) return;
+  if constexpr (sizeof(T) <= 4) {
+    const auto three = traffic.stream ? transpose_three<T, true> : transpose_three<T, false>;
+    if (three(matrix, traffic.src_end)) return;
+  }
   if (transpose_dense<T, 8>(matrix, traffic)) return;
   if (transpose_dense<T, 4>(matrix, traffic)) return;
   if (transpose_dense<T, 2>(matrix, traffic)) return;
@@ -322,8 +360,8 @@ void clear_rows(char* dst, const int64_t* dst_rows, int64_t rows, int64_t size) 
 }
 
 template <bool stream>
-void copy_rows(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows, int64_t size,
-               int64_t padded_size, const char* next_src) {
+void copy_any_rows(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+                   int64_t size, int64_t padded_size, const char* next_src) {
   if (size > 0 && size < padded_size && pad_short_rows<stream>(src, src_rows, dst, dst_rows, rows, size, padded_size))
     return;
   if (size < padded_size) clear_rows<stream>(dst, dst_rows, rows, padded_size);
@@ -338,10 +376,33 @@ void copy_rows(const char* src, const int64_t* src_rows, char* dst, const int64_
   for (int64_t r = 0; r < rows; r++) std::memcpy(dst + dst_rows[r], src + src_rows[r], size);
 }
 
-void copy_rows(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows, int64_t size,
+// The three channels of an image, to blocks or from blocks. False where these are other rows.
+template <class T, bool stream>
+bool copy_three(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows, int64_t size,
+                int64_t padded_size, const char* src_end) {
+  using Channels = ThreeChannels<T, stream>;
+  if (size != Channels::packed_bytes || rows < Channels::fewest_pixels || dst_rows.stride != padded_size) return false;
+  const auto move = src_rows.stride == size ? Channels::to_blocks(dst_rows.stride)
+                    : padded_size == size   ? Channels::from_blocks(src_rows.stride)
+                                            : Channels::between_blocks(src_rows.stride, dst_rows.stride);
+  if (move != nullptr) move(src, src_rows.each, dst, dst_rows.each, rows, src_end);
+  return move != nullptr;
+}
+
+template <bool stream>
+void copy_rows(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows, int64_t size,
+               int64_t padded_size, Traffic traffic) {
+  const auto three = [&]<class T>(T) {
+    return copy_three<T, stream>(src, src_rows, dst, dst_rows, rows, size, padded_size, traffic.src_end);
+  };
+  if (three(uint8_t()) || three(uint16_t()) || three(uint32_t())) return;
+  copy_any_rows<stream>(src, src_rows.each, dst, dst_rows.each, rows, size, padded_size, traffic.next_src);
+}
+
+void copy_rows(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows, int64_t size,
                int64_t padded_size, Traffic traffic) {
   const auto run = traffic.stream ? copy_rows<true> : copy_rows<false>;
-  run(src, src_rows, dst, dst_rows, rows, size, padded_size, traffic.next_src);
+  run(src, src_rows, dst, dst_rows, rows, size, padded_size, traffic);
 }
 
 }  // namespace

@@ -30,12 +30,13 @@ struct Traffic {
   bool stream = false;             // dst is too large for them: whole cache lines go past them
   const char* next_src = nullptr;  // what is read some calls later, as many bytes in one piece as by this call: they
                                    // are fetched in their order, at the pace of its own reads. Null: not known
+  const char* src_end = nullptr;   // there may be nothing readable from here on. Null: after what is moved
 };
 
 // All offsets are in bytes.
 struct ReorderKernels {
   // For each row r: size bytes from src + src_rows[r] to dst + dst_rows[r], then zeros up to padded_size bytes.
-  using CopyRows = void(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+  using CopyRows = void(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows,
                         int64_t size, int64_t padded_size, Traffic traffic);
 
   using Transpose = void(const Matrix& matrix, Traffic traffic);

@@ -86,8 +86,9 @@ struct Tile {
   static constexpr int part = cols / parts;
   static constexpr int group = rows < part ? rows : part;  // rows that meet in one part
   static_assert(rows % group == 0);
-  static constexpr int lanes = bytes / sizeof(Lane), part_lanes = lanes / parts;
+  static constexpr int lanes = bytes / sizeof(Lane);
   using Lanes = std::make_integer_sequence<int, lanes>;
+  using Halves = std::make_integer_sequence<int, bytes / 8>;  // of parts
 
   Row row[rows];
 
@@ -97,10 +98,21 @@ struct Tile {
     return __builtin_shufflevector(a, b, (i % 2 * lanes + i / part * part + half * part / 2 + i % part / 2)...);
   }
 
-  // The even or the odd parts of a, then those of b.
+  // The even or the odd parts of a, then those of b. As lanes of 64 bits: of less GCC makes no vshufi64x2 of it.
   template <int odd, int... i>
   static Row every_second_part(Row a, Row b, std::integer_sequence<int, i...>) {
-    return __builtin_shufflevector(a, b, ((2 * (i / part_lanes) + odd) * part_lanes + i % part_lanes)...);
+    const auto x = std::bit_cast<Vector<bytes>>(a), y = std::bit_cast<Vector<bytes>>(b);
+    return std::bit_cast<Row>(__builtin_shufflevector(x, y, (2 * (i - i % 2) + 2 * odd + i % 2)...));
+  }
+
+  // One half of two vectors of cells: those of a and of b by turns, each pair a new cell. Cells have 4 bytes or more.
+  template <int half, int cell_bytes, int... i>
+  static Row merge(Row a, Row b, std::integer_sequence<int, i...>) {
+    using Units = Vector<bytes, uint32_t>;
+    constexpr int units = bytes / 4, cell = cell_bytes / 4;
+    return std::bit_cast<Row>(
+        __builtin_shufflevector(std::bit_cast<Units>(a), std::bit_cast<Units>(b),
+                                (i / cell % 2 * units + half * units / 2 + i / (2 * cell) * cell + i % cell)...));
   }
 
   // One perfect shuffle of each rectangle of group x part elements: log2(group) of them transpose it, log2(part) take
@@ -123,11 +135,30 @@ struct Tile {
 #pragma GCC unroll 16
     for (int i = 0; i < rows / 2; i++) {
       const int r = i / stride * 2 * stride + i % stride;
-      next[i] = every_second_part<0>(row[r], row[r + stride], Lanes());
-      next[i + rows / 2] = every_second_part<1>(row[r], row[r + stride], Lanes());
+      next[i] = every_second_part<0>(row[r], row[r + stride], Halves());
+      next[i + rows / 2] = every_second_part<1>(row[r], row[r + stride], Halves());
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) row[i] = next[i];
+  }
+
+  // From cells of `cell_rows` elements of a column to cells of them all.
+  template <int cell_rows>
+  void merge_cells() {
+    if constexpr (cell_rows < rows) {
+      constexpr int cell_bytes = cell_rows * element_size;
+      constexpr std::make_integer_sequence<int, bytes / 4> every_unit;
+      Row next[rows];
+#pragma GCC unroll 16
+      for (int i = 0; i < rows / 2; i++) {
+        const int r = i / cell_rows * 2 * cell_rows + i % cell_rows;
+        next[2 * i] = merge<0, cell_bytes>(row[r], row[r + cell_rows], every_unit);
+        next[2 * i + 1] = merge<1, cell_bytes>(row[r], row[r + cell_rows], every_unit);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < rows; i++) row[i] = next[i];
+      merge_cells<2 * cell_rows>();
+    }
   }
 };
 
@@ -172,6 +203,7 @@ template <class T, int part, int bytes, int piece>
 // are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles.
 template <class T, int bytes, int cols_>
 struct ToWideRows {
+  using Element = T;
   using Registers = Tile<T, bytes, cols_>;
   static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = cols_;
 
@@ -187,8 +219,9 @@ struct ToWideRows {
     }
 #pragma GCC unroll 4
     for (int step = 1; step < part; step *= 2) tile.shuffle_within_parts();
+    if constexpr (Registers::parts > 1)
 #pragma GCC unroll 4
-    for (int step = group; step < cols; step *= 2) tile.shuffle_parts(group);
+      for (int step = group; step < cols; step *= 2) tile.shuffle_parts(group);
 #pragma GCC unroll 16
     for (int c = 0; c < cols; c++) store<stream>(dst + dst_rows[c], tile.row[c]);
   }
@@ -198,39 +231,84 @@ struct ToWideRows {
 // answer holds several dst rows, which are stored at once where they follow each other.
 template <class T, int bytes, int rows_, bool dense>
 struct FromWideRows {
+  using Element = T;
   using Registers = Tile<T, bytes, rows_>;
   static constexpr int element_size = sizeof(T), rows = rows_, cols = Registers::cols;
   static constexpr int part = Registers::part, group = Registers::group;
+  static constexpr int pieces = cols / rows;               // the dst rows of one vector
   static constexpr bool in_order = dense || rows > group;  // else each dst row lies in one part, and any will do
+
+  // Where the CPU takes any two vectors apart by one instruction, fewer stages put whole vectors in order: shuffles
+  // within parts until a cell of rows has as many columns in a part as a vector of the answer, then merges of cells.
+  static constexpr bool merges = vector_bytes == 64 && element_size <= 8 && in_order &&
+                                 rows / group < Registers::parts && pieces <= std::min(4, part);
+  static constexpr int cell_rows = merges ? part / pieces : 1, sets = rows / cell_rows;
 
   template <bool stream>
   [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
     Registers tile;
 #pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) std::memcpy(&tile.row[r], src + src_rows[r], bytes);
-    transpose_within_parts(tile);
-    if constexpr (in_order) order_parts(tile);
-    constexpr int piece = rows * element_size, pieces = bytes / piece;
+    for (int r = 0; r < rows; r++) std::memcpy(&tile.row[r], src + src_rows[src_row(r)], bytes);
+    store_transposed<stream>(tile, dst, dst_rows, dst_rows + cols / 2);
+  }
+
+  // Of fewer columns than `cols`, at least half as many: two halves that overlap, the second from column `second` on.
+  [[gnu::always_inline]] static void run_halves(const char* src, const int64_t* src_rows, char* dst,
+                                                const int64_t* dst_rows, int64_t second) {
+    using Half = Vector<bytes / 2, typename Registers::Lane>;
+    Registers tile;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-      if constexpr (dense)
-        store<stream>(dst + dst_rows[r * pieces], tile.row[r]);
-      else
-#pragma GCC unroll 16
-        for (int i = 0; i < pieces; i++)
-          std::memcpy(dst + dst_rows[first_col(r, i)], reinterpret_cast<const char*>(&tile.row[r]) + i * piece, piece);
+      const char* const row = src + src_rows[src_row(r)];
+      tile.row[r] = concatenate<typename Registers::Row>(load<Half>(row), load<Half>(row + second * element_size),
+                                                         typename Registers::Lanes());
     }
+    store_transposed<false>(tile, dst, dst_rows, dst_rows + second);
+  }
+
+  template <bool stream>
+  [[gnu::always_inline]] static void store_transposed(Registers& tile, char* dst, const int64_t* first_half,
+                                                      const int64_t* second_half) {
+    if constexpr (in_order)
+      transpose(tile);
+    else
+      transpose_within_parts(tile);
+    constexpr int piece = rows * element_size;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+      for (int i = 0; i < (dense ? 1 : pieces); i++) {
+        const int col = first_col(r, i), col_of_half = col % (cols / 2);
+        const int64_t* const half = col < cols / 2 ? first_half : second_half;
+        if constexpr (dense)
+          store<stream>(dst + half[0] + col_of_half * piece, tile.row[r]);
+        else
+          std::memcpy(dst + half[col_of_half], reinterpret_cast<const char*>(&tile.row[r]) + i * piece, piece);
+      }
+  }
+
+  // The src row of a vector: those of one cell are apart, as the perfect shuffles want them.
+  static constexpr int src_row(int vector) {
+    constexpr int cells = group / cell_rows;
+    return merges ? vector / group * group + vector % cells * cell_rows + vector % group / cells : vector;
   }
 
   // The column of the i-th piece of a vector.
   static constexpr int first_col(int vector, int i) {
-    constexpr int pieces = cols / rows, part_pieces = part / group;
-    return in_order ? vector * pieces + i : i / part_pieces * part + vector * part_pieces + i % part_pieces;
+    constexpr int part_pieces = part / group;
+    if (!in_order) return i / part_pieces * part + vector * part_pieces + i % part_pieces;
+    return i + (merges ? vector % sets * part + vector / sets * pieces : vector * pieces);
   }
 
   [[gnu::always_inline]] static void transpose(Registers& tile) {
-    transpose_within_parts(tile);
-    order_parts(tile);
+    if constexpr (merges) {
+#pragma GCC unroll 4
+      for (int step = 1; step < cell_rows; step *= 2) tile.shuffle_within_parts();
+      tile.template merge_cells<cell_rows>();
+    } else {
+      transpose_within_parts(tile);
+      order_parts(tile);
+    }
   }
 
   // Then part p of vector g * group + i is a part, the g-th, of the i-th dst row or rows that begin in column p * part.
@@ -241,10 +319,12 @@ struct FromWideRows {
   }
 
   [[gnu::always_inline]] static void order_parts(Registers& tile) {
+    if constexpr (Registers::parts > 1) {
 #pragma GCC unroll 4
-    for (int step = 1; step < rows / group; step *= 2) tile.shuffle_parts(group);
+      for (int step = 1; step < rows / group; step *= 2) tile.shuffle_parts(group);
 #pragma GCC unroll 4
-    for (int step = rows / group; step < Registers::parts; step *= 2) tile.shuffle_parts(1);
+      for (int step = rows / group; step < Registers::parts; step *= 2) tile.shuffle_parts(1);
+    }
   }
 };
 
@@ -252,6 +332,7 @@ struct FromWideRows {
 // vectors.
 template <class T, int bytes, int cols_>
 struct FromDenseRows {
+  using Element = T;
   using Registers = Tile<T, bytes, cols_>;
   static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = cols_;
   static_assert(Registers::group == cols);
@@ -261,104 +342,42 @@ struct FromDenseRows {
     Registers tile;
 #pragma GCC unroll 16
     for (int v = 0; v < cols; v++) std::memcpy(&tile.row[v], src + src_rows[0] + v * bytes, bytes);
-#pragma GCC unroll 4
-    for (int step = 1; step < cols; step *= 2) tile.shuffle_parts(1);
-#pragma GCC unroll 4
-    for (int step = 1; step < Registers::part; step *= 2) tile.shuffle_within_parts();
+    transpose(tile);
 #pragma GCC unroll 16
     for (int c = 0; c < cols; c++) store<stream>(dst + dst_rows[c], tile.row[c]);
   }
-};
 
-// ---- three channels
-
-// Three of every four elements side by side, and back: vectors of 16-byte parts whose first 12 bytes count.
-template <class T, int bytes>
-struct Triples {
-  using Bytes = Vector<bytes, uint8_t>;
-  using Words = Vector<bytes, uint32_t>;
-  static constexpr int words = bytes / 4, size = sizeof(T);
-
-  // Within each part, triples of quadruples (`pack`), or quadruples of triples whose fourth element is any.
-  template <bool pack, int... i>
-  static Words within_parts(Words row, std::integer_sequence<int, i...>) {
-    if constexpr (size == 4) return row;
-    constexpr int from = pack ? 3 : 4, to = pack ? 4 : 3;  // elements
-    constexpr auto byte = [](int k) { return k / (from * size) * (to * size) + k % (from * size); };
-    const auto moved = __builtin_shufflevector(std::bit_cast<Bytes>(row), std::bit_cast<Bytes>(row),
-                                               (i / 16 * 16 + std::min(byte(i % 16), 15))...);
-    return std::bit_cast<Words>(moved);
-  }
-
-  // Vector v of three, of the first three words of each part of four vectors: some are in vector v, the others in the
-  // next.
-  template <int v, int... i>
-  static Words narrow(Words a, Words b, std::integer_sequence<int, i...>) {
-    return __builtin_shufflevector(a, b, ((v * words + i) / 3 * 4 + (v * words + i) % 3 - v * words)...);
-  }
-
-  // Vector v of four, from three: some words are in vector v - 1, the others in v. The fourth of each part is any.
-  template <int v, int... i>
-  static Words widen(Words a, Words b, std::integer_sequence<int, i...>) {
-    constexpr int first = std::max(v - 1, 0) * words;
-    return __builtin_shufflevector(a, b, ((v * words + i) / 4 * 3 + std::min(i % 4, 2) - first)...);
-  }
-};
-
-// Three src rows, whose elements alternate in dst.
-template <class T, int bytes>
-struct InterleaveThree {
-  using Four = FromWideRows<T, bytes, 4, true>;
-  using Registers = typename Four::Registers;
-  using Packed = Triples<T, bytes>;
-  static constexpr int element_size = sizeof(T), rows = 3, cols = Registers::cols;
-
-  template <bool stream>
-  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
-    constexpr std::make_integer_sequence<int, bytes> every_byte;
-    constexpr std::make_integer_sequence<int, bytes / 4> every_word;
-    Registers tile{};
-    for (int r = 0; r < 3; r++) std::memcpy(&tile.row[r], src + src_rows[r], bytes);
-    Four::transpose(tile);
-    typename Packed::Words part[4];
+  [[gnu::always_inline]] static void transpose(Registers& tile) {
+    if constexpr (Registers::parts > 1)
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; v++)
-      part[v] = Packed::template within_parts<true>(std::bit_cast<typename Packed::Words>(tile.row[v]), every_byte);
-    store<stream>(dst + dst_rows[0], Packed::template narrow<0>(part[0], part[1], every_word));
-    store<stream>(dst + dst_rows[0] + bytes, Packed::template narrow<1>(part[1], part[2], every_word));
-    store<stream>(dst + dst_rows[0] + 2 * bytes, Packed::template narrow<2>(part[2], part[3], every_word));
-  }
-};
-
-// Three dst rows, whose elements alternate in src: the same backwards.
-template <class T, int bytes>
-struct DeinterleaveThree {
-  using Registers = Tile<T, bytes, 4>;
-  using Packed = Triples<T, bytes>;
-  static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = 3;
-
-  template <bool stream>
-  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
-    constexpr std::make_integer_sequence<int, bytes> every_byte;
-    constexpr std::make_integer_sequence<int, bytes / 4> every_word;
-    using Words = typename Packed::Words;
-    Words part[3], wide[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < 3; v++) part[v] = load<Words>(src + src_rows[0] + v * bytes);
-    wide[0] = Packed::template widen<0>(part[0], part[1], every_word);
-    wide[1] = Packed::template widen<1>(part[0], part[1], every_word);
-    wide[2] = Packed::template widen<2>(part[1], part[2], every_word);
-    wide[3] = Packed::template widen<3>(part[2], part[2], every_word);
-    Registers tile;
-#pragma GCC unroll 4
-    for (int v = 0; v < 4; v++)
-      tile.row[v] = std::bit_cast<typename Registers::Row>(Packed::template within_parts<false>(wide[v], every_byte));
-#pragma GCC unroll 4
-    for (int step = 1; step < 4; step *= 2) tile.shuffle_parts(1);
+      for (int step = 1; step < cols; step *= 2) tile.shuffle_parts(1);
 #pragma GCC unroll 4
     for (int step = 1; step < Registers::part; step *= 2) tile.shuffle_within_parts();
-#pragma GCC unroll 4
-    for (int c = 0; c < 3; c++) store<stream>(dst + dst_rows[c], tile.row[c]);
+  }
+};
+
+// One column, and one row: too little for shuffles.
+template <class T, int rows_>
+struct OneColumn {
+  static constexpr int element_size = sizeof(T), rows = rows_, cols = 1;
+
+  template <bool stream>
+  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+    T column[rows];
+#pragma GCC unroll 64
+    for (int r = 0; r < rows; r++) column[r] = load<T>(src + src_rows[r]);
+    std::memcpy(dst + dst_rows[0], column, sizeof(column));
+  }
+};
+
+template <class T, int cols_>
+struct OneRow {
+  static constexpr int element_size = sizeof(T), rows = 1, cols = cols_;
+
+  template <bool stream>
+  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+#pragma GCC unroll 64
+    for (int c = 0; c < cols; c++) std::memcpy(dst + dst_rows[c], src + src_rows[0] + c * element_size, element_size);
   }
 };
 

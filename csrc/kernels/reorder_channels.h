@@ -1,0 +1,233 @@
+// Images of three channels: in rows (nchw), side by side (nhwc) or at the beginning of blocks (nChw8c), some vectors of
+// pixels at a time. Between any two of them every pixel has four elements, the last of which is any.
+//
+// Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
+#pragma once
+#include <array>
+
+#include "reorder_tiles.h"
+
+namespace torch_blocked {
+namespace {
+
+// Four vectors of pixels of four elements: as many as one vector has of one channel.
+template <class T, int bytes>
+using Pixels = Tile<T, bytes, 4>;
+
+// Vectors of `bytes` bytes as words, which are what moves between the parts of a vector.
+template <int bytes>
+using Words = Vector<bytes, uint32_t>;
+template <int bytes>
+constexpr std::make_integer_sequence<int, bytes / 4> every_word;
+
+template <class T, int bytes>
+struct InRows {
+  using Registers = Pixels<T, bytes>;
+
+  [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char*) {
+    Registers tile{};
+    for (int c = 0; c < 3; c++) tile.row[c] = load<typename Registers::Row>(src + rows[c] + pixel * sizeof(T));
+    FromWideRows<T, bytes, 4, true>::transpose(tile);
+    return tile;
+  }
+
+  template <bool stream>
+  [[gnu::always_inline]] static void write(Registers tile, char* dst, const int64_t* rows, int64_t pixel) {
+    FromDenseRows<T, bytes, 4>::transpose(tile);
+#pragma GCC unroll 4
+    for (int c = 0; c < 3; c++) store<stream>(dst + rows[c] + pixel * sizeof(T), tile.row[c]);
+  }
+};
+
+template <class T, int bytes>
+struct SideBySide {
+  using Registers = Pixels<T, bytes>;
+  using Bytes = Vector<bytes, uint8_t>;
+  static constexpr int words = bytes / 4, size = sizeof(T);
+
+  [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char*) {
+    const char* const from = src + rows[0] + pixel * 3 * size;
+    Words<bytes> vector[3];
+#pragma GCC unroll 4
+    for (int v = 0; v < 3; v++) vector[v] = load<Words<bytes>>(from + v * bytes);
+    Registers tile;
+    tile.row[0] = fours(widen<0>(vector[0], vector[1], every_word<bytes>));
+    tile.row[1] = fours(widen<1>(vector[0], vector[1], every_word<bytes>));
+    tile.row[2] = fours(widen<2>(vector[1], vector[2], every_word<bytes>));
+    tile.row[3] = fours(widen<3>(vector[2], vector[2], every_word<bytes>));
+    return tile;
+  }
+
+  template <bool stream>
+  [[gnu::always_inline]] static void write(const Registers& tile, char* dst, const int64_t* rows, int64_t pixel) {
+    char* const to = dst + rows[0] + pixel * 3 * size;
+    Words<bytes> threes[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++)
+      threes[v] =
+          within_parts<true>(std::bit_cast<Words<bytes>>(tile.row[v]), std::make_integer_sequence<int, bytes>());
+    store<stream>(to, narrow<0>(threes[0], threes[1], every_word<bytes>));
+    store<stream>(to + bytes, narrow<1>(threes[1], threes[2], every_word<bytes>));
+    store<stream>(to + 2 * bytes, narrow<2>(threes[2], threes[3], every_word<bytes>));
+  }
+
+ private:
+  // Within each part, threes of fours (`pack`), or fours of threes whose last element is any.
+  template <bool pack, int... i>
+  static Words<bytes> within_parts(Words<bytes> row, std::integer_sequence<int, i...>) {
+    if constexpr (size == 4) return row;
+    constexpr int from = pack ? 3 : 4, to = pack ? 4 : 3;  // elements
+    constexpr auto byte = [](int k) { return k / (from * size) * (to * size) + k % (from * size); };
+    const auto moved = __builtin_shufflevector(std::bit_cast<Bytes>(row), std::bit_cast<Bytes>(row),
+                                               (i / 16 * 16 + std::min(byte(i % 16), 15))...);
+    return std::bit_cast<Words<bytes>>(moved);
+  }
+
+  static typename Registers::Row fours(Words<bytes> threes) {
+    return std::bit_cast<typename Registers::Row>(
+        within_parts<false>(threes, std::make_integer_sequence<int, bytes>()));
+  }
+
+  // Vector v of three, of the first three words of each part of four vectors: some are in vector v, the others in the
+  // next.
+  template <int v, int... i>
+  static Words<bytes> narrow(Words<bytes> a, Words<bytes> b, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, ((v * words + i) / 3 * 4 + (v * words + i) % 3 - v * words)...);
+  }
+
+  // Vector v of four, from three: some words are in vector v - 1, the others in v. The fourth of each part is any.
+  template <int v, int... i>
+  static Words<bytes> widen(Words<bytes> a, Words<bytes> b, std::integer_sequence<int, i...>) {
+    constexpr int first = std::max(v - 1, 0) * words;
+    return __builtin_shufflevector(a, b, ((v * words + i) / 4 * 3 + std::min(i % 4, 2) - first)...);
+  }
+};
+
+template <class T, int bytes, int block>
+struct InBlocks {
+  using Registers = Pixels<T, bytes>;
+  static constexpr int size = sizeof(T), vectors = block / 4;  // of blocks for one of pixels
+
+  // What follows the channels of the last pixel may not be readable.
+  [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char* end) {
+    const char* const from = src + rows[0] + pixel * block * size;
+    return from + Registers::cols * block * size <= end ? read_blocks(from) : read_last_blocks(from);
+  }
+
+  template <bool stream>
+  [[gnu::always_inline]] static void write(const Registers& tile, char* dst, const int64_t* rows, int64_t pixel) {
+    char* const to = dst + rows[0] + pixel * block * size;
+    const auto mask = std::bit_cast<typename Registers::Row>(three_of_four);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++)
+      write_vectors<stream>(std::bit_cast<Words<bytes>>(tile.row[v] & mask), to + v * vectors * bytes,
+                            std::make_integer_sequence<int, vectors>());
+  }
+
+ private:
+  [[gnu::always_inline]] static Registers read_blocks(const char* src) {
+    Registers tile;
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++)
+      tile.row[v] = std::bit_cast<typename Registers::Row>(first<4>(src + v * vectors * bytes, 0));
+    return tile;
+  }
+
+  [[gnu::noinline]] static Registers read_last_blocks(const char* src) {
+    alignas(64) char copy[Registers::cols * block * size];
+    std::memcpy(copy, src, sizeof(copy) - (block - 3) * size);
+    return read_blocks(copy);
+  }
+
+  static constexpr auto three_of_four = [] {
+    std::array<T, bytes / size> mask{};
+    for (int i = 0; i < bytes / size; i++) mask[i] = i % 4 < 3 ? T(-1) : 0;
+    return mask;
+  }();
+
+  // Vector v of the first `width` elements of each block, by halves of wider ones.
+  template <int width>
+  [[gnu::always_inline]] static Words<bytes> first(const char* src, int v) {
+    if constexpr (width == block)
+      return load<Words<bytes>>(src + v * bytes);
+    else
+      return first_halves<width * size / 4>(first<2 * width>(src, 2 * v), first<2 * width>(src, 2 * v + 1),
+                                            every_word<bytes>);
+  }
+
+  template <int half, int... i>
+  static Words<bytes> first_halves(Words<bytes> a, Words<bytes> b, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, (i / half * 2 * half + i % half)...);
+  }
+
+  template <bool stream, int... v>
+  [[gnu::always_inline]] static void write_vectors(Words<bytes> pixels, char* dst, std::integer_sequence<int, v...>) {
+    (store<stream>(dst + v * bytes, spread<v>(pixels, every_word<bytes>)), ...);
+  }
+
+  // Vector v of the blocks of some pixels, zeros between them.
+  template <int v, int... i>
+  static Words<bytes> spread(Words<bytes> pixels, std::integer_sequence<int, i...>) {
+    constexpr int words = bytes / 4, block_words = block * size / 4;
+    constexpr auto word = [](int k) {  // of the blocks
+      return k % block_words < size ? k / block_words * size + k % block_words : words;
+    };
+    return __builtin_shufflevector(pixels, Words<bytes>{}, word(v * words + i)...);
+  }
+};
+
+// Some pixels, at least as many as one vector has of a channel: the last vectors overlap those before them. The rows
+// are those of the channels, or one. Nothing is read from src_end on.
+template <class From, class To, bool stream>
+void move_pixels(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t pixels,
+                 const char* src_end) {
+  constexpr int some = From::Registers::cols;
+  for (int64_t i = 0; i < pixels; i += some) {
+    const int64_t pixel = std::min(i, pixels - some);
+    To::template write<stream>(From::read(src, src_rows, pixel, src_end), dst, dst_rows, pixel);
+  }
+}
+
+// What moves three channels from one form to another. By the bytes from one pixel to the next where they are not in
+// rows; null where there is no such.
+template <class T, bool stream>
+struct ThreeChannels {
+  template <int block>
+  using Blocks = InBlocks<T, vector_bytes, block>;
+  using Rows = InRows<T, vector_bytes>;
+  using Packed = SideBySide<T, vector_bytes>;
+  using Move = decltype(&move_pixels<Rows, Packed, stream>);
+  static constexpr int64_t packed_bytes = 3 * sizeof(T), fewest_pixels = vector_bytes / sizeof(T);
+
+  static Move from_rows(int64_t dst_stride) {
+    if (dst_stride == packed_bytes) return move_pixels<Rows, Packed, stream>;
+    return with_blocks(dst_stride, []<class To>(To) -> Move { return move_pixels<Rows, To, stream>; });
+  }
+  static Move to_rows(int64_t src_stride) {
+    if (src_stride == packed_bytes) return move_pixels<Packed, Rows, stream>;
+    return with_blocks(src_stride, []<class From>(From) -> Move { return move_pixels<From, Rows, stream>; });
+  }
+  static Move from_blocks(int64_t src_stride) {
+    return with_blocks(src_stride, []<class From>(From) -> Move { return move_pixels<From, Packed, stream>; });
+  }
+  static Move to_blocks(int64_t dst_stride) {
+    return with_blocks(dst_stride, []<class To>(To) -> Move { return move_pixels<Packed, To, stream>; });
+  }
+  static Move between_blocks(int64_t src_stride, int64_t dst_stride) {
+    return with_blocks(src_stride, [&]<class From>(From) {
+      return with_blocks(dst_stride, []<class To>(To) -> Move { return move_pixels<From, To, stream>; });
+    });
+  }
+
+ private:
+  template <class Choose>
+  static Move with_blocks(int64_t bytes, const Choose& choose) {
+    return bytes == 4 * sizeof(T)    ? choose(Blocks<4>())
+           : bytes == 8 * sizeof(T)  ? choose(Blocks<8>())
+           : bytes == 16 * sizeof(T) ? choose(Blocks<16>())
+                                     : nullptr;
+  }
+};
+
+}  // namespace
+}  // namespace torch_blocked
