@@ -14,7 +14,7 @@ from test_benchmark import tiny
 import torch_blocked as tb
 from torch_blocked.__main__ import main
 from torch_blocked.benchmark import apart, machine, model, models, report
-from torch_blocked.benchmark.contestants import CONTESTANTS, Contestant, nchw
+from torch_blocked.benchmark.contestants import CONTESTANTS, Contestant, blocked, nchw
 
 
 @pytest.fixture
@@ -101,6 +101,23 @@ def test_model_with_a_contestant_that_fails(bench, peaks, monkeypatch):
     assert [row["contestant"] for row in found["rows"]] == ["nchw", "openvino"]
     assert "ms" not in found["rows"][1] and found["rows"][1]["note"] == "NotImplementedError: no such operator"
     assert len(peaks) == 1 and "peak_mb" not in found["rows"][1]
+
+
+def test_each_of_ours_keeps_the_weights_that_it_would_alone(monkeypatch):
+    """Two copies of a convolution whose transformed weights are 151 MB: by one algorithm their answers are the same."""
+    answers = []
+
+    def ours(model, images):
+        call = blocked(model, images)
+        return lambda: answers.append(call()) or answers[-1]
+
+    for name in ("onnxruntime", "openvino"):
+        monkeypatch.setitem(CONTESTANTS, name, Contestant(ours, ours=True))
+    case = model.Case("wide", lambda: torch.nn.Conv2d(1024, 1024, 3, padding=1), 1, (1024, 16, 16))
+    with tb.winograd("auto"):
+        rows = model.measure(["onnxruntime", "openvino"], case, 1)
+    assert all(row["ms"] > 0 for row in rows)
+    assert len(answers) > 2 and all(torch.equal(answer, answers[0]) for answer in answers)
 
 
 def test_model_whose_memory_cannot_be_measured(bench, monkeypatch):
