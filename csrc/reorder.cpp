@@ -121,13 +121,13 @@ void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& 
 // A transpose to dst rows that follow each other, then of each place within a period its rows one after the other.
 void run_periods(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
-  const auto& [dense, src_periods, dst_periods] = plan.between;
-  alignas(64) char between[max_between];
+  const auto& [dense, from, to] = plan.periods;
+  const int64_t row_bytes = dense.stride, period = from.stride / row_bytes;
+  alignas(64) char between[max_dense];
   transpose_of(kernels, plan.element_size)(
       {src, rows.src, between, dense.rows(0), rows.size, rows.padded_size, cols.padded_size}, {});
-  const int64_t row_bytes = dense.stride, period = src_periods.stride / row_bytes;
   for (int64_t c = 0; c < period; c++)
-    kernels.copy_rows(between + c * row_bytes, src_periods.rows(0), dst + cols.dst.each[c], dst_periods.rows(0),
+    kernels.copy_rows(between + c * row_bytes, from.rows(0), dst + cols.dst.each[c], to.rows(0),
                       cols.padded_size / period, row_bytes, row_bytes, {});
 }
 

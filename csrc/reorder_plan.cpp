@@ -277,8 +277,8 @@ void find_repeats(Plan& plan) {
   if (inner == plan.axes.rend() || inner->role != Role::Loop || inner->dim != inner->padded) return;
   if (!inner->src.affine() || !inner->dst.affine()) return;
   const auto numel = [](const Axis& axis) { return std::min(axis.step, axis.padded); };
-  const int64_t count =
-      tile_bytes / 2 / plan.element_size / (numel(plan.axis(Role::Rows)) * numel(plan.axis(Role::Cols)));
+  const int64_t some = std::max(tile_numel / 4, tile_bytes / 2 / plan.element_size);
+  const int64_t count = some / (numel(plan.axis(Role::Rows)) * numel(plan.axis(Role::Cols)));
   if (count < 2) return;
   inner->role = Role::Repeats;
   inner->step = std::min(count, inner->dim);
@@ -341,11 +341,6 @@ int64_t piece_of_src(const Plan& plan, size_t first) {
   return bytes;
 }
 
-void write_table(Offsets& offsets, int64_t step) {
-  offsets.table.resize(offsets.period() - 1 + step);
-  for (size_t i = 0; i < offsets.table.size(); i++) offsets.table[i] = offsets.at(i);
-}
-
 // Whether the loops outside of `first` read pieces of `bytes` bytes one after the other.
 bool follow_each_other(const Plan& plan, size_t first, int64_t bytes) {
   while (first-- > 0) {
@@ -372,12 +367,22 @@ void find_chunks(Plan& plan) {
 }
 
 void write_tables(Plan& plan) {
+  const auto write = [](Offsets& offsets, int64_t step) {
+    offsets.table.resize(offsets.period() - 1 + step);
+    for (size_t i = 0; i < offsets.table.size(); i++) offsets.table[i] = offsets.at(i);
+  };
   for (Axis& axis : plan.axes) {
     if (axis.role != Role::Rows && axis.role != Role::Cols) continue;
     const int64_t step = std::min(axis.step, axis.padded);
-    if (!axis.src_adjacent) write_table(axis.src, step);
-    if (!axis.dst_adjacent) write_table(axis.dst, step);
+    if (!axis.src_adjacent) write(axis.src, step);
+    if (!axis.dst_adjacent) write(axis.dst, step);
   }
+  auto& [dense, from, to] = plan.periods;
+  if (dense.stride == 0) return;
+  const Axis& cols = plan.axis(Role::Cols);
+  write(dense, cols.step);
+  write(from, cols.step / cols.dst.period());
+  write(to, cols.step / cols.dst.period());
 }
 
 bool plan_transpose(Plan& plan) {
@@ -396,14 +401,13 @@ bool plan_periods(Plan& plan) {
   const int64_t row_step = std::min(rows.step, rows.padded), row_bytes = row_step * plan.element_size;
   const int64_t period = cols.dst.period();
   if (row_bytes >= line || period <= ways || (cols.dst.at(1) - cols.dst.at(0)) % way_bytes != 0) return false;
-  const int64_t most = max_between / row_bytes / period * period;
+  const int64_t most = max_dense / row_bytes / period * period;
   const bool whole = rows.padded % row_step == 0 && cols.dim == cols.padded && cols.dim % period == 0;
   if (!whole || most == 0) return false;
   set_even_steps(cols, most, plan.element_size);
-  plan.between = {{row_bytes, {}, {}}, {period * row_bytes, {}, {}}, {cols.dst.stride, {}, {}}};
-  write_table(plan.between.rows, cols.step);
-  write_table(plan.between.src_periods, cols.step / period);
-  write_table(plan.between.dst_periods, cols.step / period);
+  plan.periods.dense.stride = row_bytes;
+  plan.periods.from.stride = row_bytes * period;
+  plan.periods.to.stride = cols.dst.stride;
   return true;
 }
 

@@ -69,10 +69,11 @@ struct Plan {
   struct {
     int64_t src = 0, dst = 0;
   } repeated = {};
-  // Where a tile is transposed to rows that follow each other and then copied: those, and the periods of both.
+  // Where a tile is first transposed to dst rows that follow each other: those, and one row of each period, there and
+  // in dst.
   struct {
-    Offsets rows, src_periods, dst_periods;
-  } between = {};
+    Offsets dense, from, to;
+  } periods = {};
 
   const Axis& axis(Role role) const {
     return *std::find_if(axes.begin(), axes.end(), [&](const Axis& axis) { return axis.role == role; });
@@ -87,7 +88,7 @@ Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t elemen
 constexpr int64_t max_groups = 256;
 
 // Most bytes in a tile of plan_periods.
-constexpr int64_t max_between = 16 * 1024;
+constexpr int64_t max_dense = 16 * 1024;
 
 // Of a plan whose axes have their roles and steps: the smallest chunks, and the tables.
 void find_chunks(Plan& plan);

@@ -198,23 +198,23 @@ struct ThreeChannels {
   using Packed = SideBySide<T, vector_bytes>;
   using Move = decltype(&move_pixels<Rows, Packed, stream>);
   static constexpr int64_t packed_bytes = 3 * sizeof(T), fewest_pixels = vector_bytes / sizeof(T);
-  // SSE2 has no instruction that moves bytes or halves to any place: rows copied one by one are faster.
-  static constexpr bool copies = sizeof(T) == 4 || vector_bytes > 16;
+  // SSE2 has no instruction that moves bytes or halves to any place: one by one they are faster.
+  static constexpr bool packs = sizeof(T) == 4 || vector_bytes > 16;
 
   static Move from_rows(int64_t dst_stride) {
-    if (dst_stride == packed_bytes) return move_pixels<Rows, Packed, stream>;
+    if (packs && dst_stride == packed_bytes) return move_pixels<Rows, Packed, stream>;
     return with_blocks(dst_stride, []<class To>(To) -> Move { return move_pixels<Rows, To, stream>; });
   }
   static Move to_rows(int64_t src_stride) {
-    if (src_stride == packed_bytes) return move_pixels<Packed, Rows, stream>;
+    if (packs && src_stride == packed_bytes) return move_pixels<Packed, Rows, stream>;
     return with_blocks(src_stride, []<class From>(From) -> Move { return move_pixels<From, Rows, stream>; });
   }
   static Move from_blocks(int64_t src_stride) {
-    if constexpr (!copies) return nullptr;
+    if constexpr (!packs) return nullptr;
     return with_blocks(src_stride, []<class From>(From) -> Move { return move_pixels<From, Packed, stream>; });
   }
   static Move to_blocks(int64_t dst_stride) {
-    if constexpr (!copies) return nullptr;
+    if constexpr (!packs) return nullptr;
     return with_blocks(dst_stride, []<class To>(To) -> Move { return move_pixels<Packed, To, stream>; });
   }
   static Move between_blocks(int64_t src_stride, int64_t dst_stride) {

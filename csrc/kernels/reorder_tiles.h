@@ -75,7 +75,7 @@ constexpr int64_t prefetch_distance(bool stream) { return stream ? 2048 : 256; }
 
 // Some vectors of elements, to be transposed in registers. The compiler's own vectors and not ATen's, which has a
 // transpose only of floats and only at full width: this one is as fast there (`interleave` becomes one punpckl* or
-// punpckh*, `every_second_part` one vperm2i128 or vshufi32x4) and serves every size of element and block.
+// punpckh*, `every_second_part` one vperm2i128 or vshufi64x2) and serves every size of element and block.
 template <class T, int bytes, int rows_>
 struct Tile {
   using Lane = std::conditional_t<sizeof(T) == 16, uint64_t, T>;  // no vectors have elements of 16 bytes
