@@ -45,10 +45,13 @@ class HugeBuffer {
   int64_t count_ = 0;
 };
 
+enum class ScratchOf { Kernel, Chain };  // a chain holds its own while its convolutions' kernels run
+
 class Scratch {
  public:
-  // At least `count` floats of unspecified content, valid until this thread's next call. It only grows, and every call
-  // the thread makes reuses it. Throws std::bad_alloc.
+  // At least `count` floats of unspecified content, valid until this thread's next call for the same user. It only
+  // grows, and every call the thread makes reuses it. Throws std::bad_alloc.
+  template <ScratchOf = ScratchOf::Kernel>
   static float* get(int64_t count) {
     static thread_local HugeBuffer scratch;
     if (scratch.count() < count) {

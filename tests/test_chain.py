@@ -31,6 +31,9 @@ CHAINS = {
     "one column": (2, 97, 4000, 1, [EXPAND, (None, 3, 1, 1, 1), PROJECT]),
     "three depthwise": (1, 97, 61, 57, [(None, 3, 1, 1, 1)] * 3),
     "dense between": (1, 33, 90, 85, [(None, 3, 1, 1, 1), (97, 3, 1, 1, 1), (None, 3, 1, 1, 1)]),
+    "half an image a thread": (1, 24, 14, 14, [EXPAND, (None, 3, 1, 1, 1), PROJECT]),
+    "odd rows": (1, 24, 7, 7, [EXPAND, (None, 3, 1, 1, 1), PROJECT]),
+    "one row": (1, 24, 1, 30, [EXPAND, (None, 3, 1, 1, 1), PROJECT]),
     "small": (2, 24, 5, 4, [EXPAND, (None, 3, 1, 1, 1), PROJECT]),
     "empty batch": (0, 24, 5, 4, [EXPAND, (None, 3, 1, 1, 1), PROJECT]),
 }
@@ -110,15 +113,31 @@ def test_one_that_is_not_computed_by_rows(isa, mode):
         assert torch.equal(library.convolution_chain_op(*arguments), one_by_one(src, each))
 
 
-def test_what_lies_between_is_not_in_memory():
-    """The scratch of some rows, as against whole tensors of 2 x 97 channels of 61x57."""
-    _, _, arguments = operands("inverted residual")
-    whole = 2 * 112 * 61 * 57 * 4
-    with num_threads(1):
+# name -> threads, and whether each computes rows of the last answer
+BY_ROWS = {
+    "inverted residual": [(1, True), (2, True), (3, True)],
+    "half an image a thread": [(1, False), (2, True)],  # which one core's cache holds whole
+    "odd rows": [(2, False)],  # 4 and 3, and of the middle ones 5 and 4
+    "one row": [(2, False)],
+    "small": [(2, True), (3, False)],
+}
+
+
+@pytest.mark.parametrize(
+    "name, threads, by_rows",
+    [(name, *case) for name, cases in BY_ROWS.items() for case in cases],
+)
+def test_what_lies_between_is_not_in_memory(name, threads, by_rows):
+    """Computed by rows, the pool holds the answer afterwards; else a whole tensor of those between, too."""
+    _, _, arguments = operands(name)
+    n, _, h, w, _ = CHAINS[name]
+    between = n * 112 * h * w * 4
+    with num_threads(threads):
+        library.convolution_chain_op(*arguments)  # weights are packed
         library.empty_cache()
         before = library.cached_bytes()  # beside what is in use
         library.convolution_chain_op(*arguments)
-        assert 0 < library.cached_bytes() - before < whole
+        assert (library.cached_bytes() - before < between) == by_rows
 
 
 def changed(**change):

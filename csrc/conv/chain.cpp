@@ -5,18 +5,21 @@
 // reads: only where its rows meet another's is anything computed twice. Bits are those of one after the other.
 #include "chain.h"
 
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <vector>
 
 #include "../parallel.h"
+#include "../scratch.h"
 
 namespace torch_blocked {
 namespace {
 
 constexpr int64_t band_budget = 512 << 10;  // bytes between the convolutions: about half of a core's L2
 constexpr int64_t cache_bytes = 1 << 20;    // a core's L2, about
-constexpr int64_t least_rows = 16;          // of a thread where it has no whole images: fewer share too many rows
+constexpr int64_t least_rows = 8;           // that a thread takes at once: fewer make a call's own costs felt
+constexpr double most_lost = .1;            // of the work, for what lies between to stay in each core's cache
 
 struct Rows {
   int64_t begin = 0, end = 0;
@@ -142,13 +145,31 @@ std::vector<const Algorithm*> algorithms_by_rows(std::span<const Conv> convs, st
   return algorithms;
 }
 
-// Whether what lies between leaves the caches of the threads' cores otherwise, and the threads share few rows.
-bool pays(std::span<const Conv> convs) {
+// What the threads lose to bands, as a part of the work: one of them has the most rows, and where its rows meet
+// another's within an image both compute what they see.
+double lost(std::span<const Conv> convs) {
   const Conv& last = convs.back();
+  const double rows = double(last.n * last.oh), threads = double(last.nthreads);
+  const double waited = std::ceil(rows / threads) * threads / rows - 1;
+  if (last.n % last.nthreads == 0) return waited;
+  double work = 0, repeated = 0;
+  Rows above{0, last.oh / 2}, below{above.end, last.oh};  // where two threads share an image
+  for (size_t i = convs.size(); i-- > 0;) {
+    const Conv& c = convs[i];
+    const double row = double(c.ow * c.oc * c.group_ic() * c.kh * c.kw);
+    work += double(c.n * c.oh) * row;
+    repeated += (threads - 1) * double(above.count() + below.count() - c.oh) * row;
+    above = seen(c, above), below = seen(c, below);
+  }
+  return waited + repeated / work;
+}
+
+// Whether each core keeps what lies between at little cost. What another core wrote is read half as fast as one's own,
+// a quarter as fast where the two share no cache (AMD Zen 4). One thread gains where its cache does not hold it all.
+bool pays(std::span<const Conv> convs) {
   int64_t between = 0;
   for (size_t i = 0; i + 1 < convs.size(); i++) between += convs[i].n * convs[i].dst_image() * sizeof(float);
-  return between > last.nthreads * cache_bytes &&
-         (last.n % last.nthreads == 0 || last.n * last.oh >= least_rows * last.nthreads);
+  return lost(convs) <= most_lost && (convs.back().nthreads > 1 || between > cache_bytes);
 }
 
 void run_bands(std::span<const Conv> convs, const std::vector<const Algorithm*>& algorithms,
@@ -162,10 +183,9 @@ void run_bands(std::span<const Conv> convs, const std::vector<const Algorithm*>&
   int64_t rows = 1;
   while (rows < last.oh && set_rows(links, rows + 1) * int64_t(sizeof(float)) <= band_budget) rows++;
   const int64_t size = set_rows(links, rows);
-  const PooledBuffer memory(last.nthreads * size);
-  Ranges ranges(last.n * last.oh, last.nthreads, 4);
+  Ranges ranges(last.n * last.oh, last.nthreads, least_rows);
   parallel(last.nthreads, [&](int64_t thread, int64_t) {
-    Worker worker(links, memory.data() + thread * size);
+    Worker worker(links, Scratch::get<ScratchOf::Chain>(size));
     for (int64_t begin, end; ranges.take(thread, begin, end);)
       for (int64_t count; begin < end; begin += count) {
         const int64_t row = begin % last.oh, left = std::min(end - begin, last.oh - row);
