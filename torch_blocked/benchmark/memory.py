@@ -30,6 +30,7 @@ COLUMNS = (
     Column("n", "N", 3),
     Column("parameters_mb", "parameters", 10, ".1f"),
     Column("plain_mb", "plain", 8, ".1f"),
+    Column("traced_mb", "traced", 8, ".1f"),
     Column("inductor_mb", "Inductor", 9, ".1f"),
     Column("never_mb", "never", 8, ".1f"),
     Column("never_vs_plain", "/plain", 7, ".2f"),
@@ -46,6 +47,7 @@ class Kind(NamedTuple):
 
 _KINDS = {
     "plain": Kind(),
+    "traced": Kind("eager"),
     "inductor": Kind("inductor"),
     "never": Kind("torch_blocked", "never"),
     "auto": Kind("torch_blocked", "auto"),
@@ -62,9 +64,10 @@ def run(args: argparse.Namespace) -> None:
     """Measures each model and batch, in 1e6 bytes; what a compiled one needs beside tensors is among them.
 
     "parameters" are those of the model. "plain" is the most that the process grows by from before the model is made to
-    a later call; "inductor" the same, compiled by torch.compile's own backend, which shows what compiled models keep
-    beside tensors; "never" and "auto" that of the model blocked and compiled without Winograd's algorithms and with
-    them: what they add is their weights. Compiling itself, of the first call, does not count.
+    a later call. "traced" is the same of torch.compile with a backend that only runs what was traced, which every
+    backend begins with, and "inductor" with its own, which shows what compiled models keep beside tensors. "never" and
+    "auto" are those of the model blocked and compiled without Winograd's algorithms and with them: what they add is
+    their weights. Compiling itself, of the first call, does not count.
     """
     run_cases(cases_of(args), measure, COLUMNS, args)
 
