@@ -146,7 +146,7 @@ std::vector<const Algorithm*> algorithms_by_rows(std::span<const Conv> convs, st
 }
 
 // What the threads lose to bands, as a part of the work: one of them has the most rows, and where its rows meet
-// another's within an image both compute what they see.
+// another's within an image both compute what they see. Not a number of no rows, which is below no bound.
 double lost(std::span<const Conv> convs) {
   const Conv& last = convs.back();
   const double rows = double(last.n * last.oh), threads = double(last.nthreads);
