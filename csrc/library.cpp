@@ -9,6 +9,7 @@
 #include "library/boxed.h"
 #include "library/calls.h"
 #include "library/operators.h"
+#include "round_trip.h"
 
 namespace torch_blocked {
 namespace {
@@ -106,6 +107,7 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def("isa() -> str", torch_blocked::isa_now);
   m.def("isa_block() -> int", torch_blocked::isa_block_now);
   m.def("set_isa(str name) -> ()", torch_blocked::set_isa_by_name);
+  m.def("core_round_trip() -> float", torch_blocked::core_round_trip);
   m.def("set_caches(int l1, int l2) -> ()", torch_blocked::set_caches_checked);
 }
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from conftest import assert_same
 
 import torch_blocked as tb
+from torch_blocked import library
 from torch_blocked.__main__ import main
 from torch_blocked.benchmark import conv, machine, measure, pool, reduce, reorder, report, train
 from torch_blocked.benchmark.shapes import SETS, parse_layer
@@ -29,10 +31,12 @@ PLAIN_IMAGE, SQUARE = "ic3ih9oc20kh3sh2ph1", "ic17ih8oc16kh3ph1"
 
 def test_info(capsys):
     main(["info"])
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    out = capsys.readouterr().out
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert lines["torch_blocked"] == tb.__version__
     assert lines["isa"] == tb.isa()
     assert lines["threads"] == str(torch.get_num_threads())
+    assert re.fullmatch(r"round trip +(unknown|\d+ ns from core to core and back)", out.splitlines()[-2])
 
 
 def test_conv(bench, isa):
@@ -47,6 +51,27 @@ def test_conv(bench, isa):
     assert [row["algorithm"] for row in found["rows"][:3]] == ["first", "direct", "depthwise"]
     assert found["machine"] == machine.describe() and found["machine"]["isa"] == isa
     assert re.search(r"\nlayers +N=2 ", text)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_rows_tell_how_far_the_cores_are(bench, monkeypatch):
+    text, found = bench("conv", "--layer", SQUARE, "--threads", "2")
+    assert 1 < found["rows"][0]["round_trip_ns"] < 1e6 and "trip ns" in text
+    trips = iter((3e-7, 6e-8))
+    monkeypatch.setattr(library, "core_round_trip", lambda: next(trips))
+    text, found = bench("conv", "--layer", SQUARE, "--threads", "2")
+    assert found["rows"][0]["round_trip_ns"] == pytest.approx(300) and re.search(r" 300 *$", text, re.MULTILINE)
+    text, found = bench("conv", "--layer", SQUARE, "--threads", "1")
+    assert "round_trip_ns" not in found["rows"][0] and "trip ns" not in text
+
+
+def test_no_round_trip_on_one_core(monkeypatch):
+    def on_one_core():
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # this thread's alone
+        return library.core_round_trip()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(on_one_core).result() is None
 
 
 def test_conv_sets(bench, monkeypatch):

@@ -25,8 +25,10 @@ class Command(NamedTuple):
 
 
 def info(args: argparse.Namespace) -> None:
-    """Prints versions, CPU, caches, ISA tier, block, threads and what a faster tier would need, a line each."""
-    for name, value in {**machine.describe(), "faster tier": machine.faster_tier()}.items():
+    """Prints versions, CPU, caches, tier, block, threads, the cores' distance and what a faster tier would need."""
+    trip = machine.round_trip_ns()
+    distance = "unknown" if trip is None else f"{trip:.0f} ns from core to core and back"
+    for name, value in {**machine.describe(), "round trip": distance, "faster tier": machine.faster_tier()}.items():
         print(f"{name:14s} {value}")
 
 

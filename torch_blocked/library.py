@@ -175,6 +175,15 @@ def set_caches(l1: int, l2: int) -> None:
     ops.set_caches(l1, l2)
 
 
+def core_round_trip() -> float | None:
+    """Seconds that a cache line takes from this core to another one and back; None with one core, or where unknown.
+
+    Of the farthest other core that this process may run on. Two that share a cache take less than 1e-7, two that share
+    none 3e-7 and more: there, what one thread wrote is slow to read for another.
+    """
+    return ops.core_round_trip() or None
+
+
 _isa_block: int = ops.isa_block()  # a plain number, so that torch.compile can trace what reads it
 
 

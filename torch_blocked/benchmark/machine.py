@@ -44,6 +44,15 @@ def faster_tier() -> str:
     return f"{faster[-1] if set(TIERS[faster[-1]]) <= set(flags) else faster[0]}: unset ATEN_CPU_CAPABILITY"
 
 
+def round_trip_ns() -> float | None:
+    """Nanoseconds that a cache line takes from one of the cores to another and back, see `library.core_round_trip`.
+
+    Virtual cores may move while a process runs: what is measured is so at this moment. None on one thread.
+    """
+    seconds = library.core_round_trip() if torch.get_num_threads() > 1 else None
+    return seconds and 1e9 * seconds
+
+
 def available_bytes() -> int | None:
     """Bytes of memory that can be allocated without swapping; None where unknown."""
     value = _field(Path("/proc/meminfo"), "MemAvailable")

@@ -40,6 +40,10 @@ class Column(NamedTuple):
         return self.align("-" if value is None else format(value, self.spec))
 
 
+# The slower of before a row was measured and after: what one core wrote is slow to read for another that is far away.
+ROUND_TRIP = Column("round_trip_ns", "trip ns", 8, ".0f")
+
+
 def positive(text: str) -> int:
     """A positive number of the command line, such as C++ takes."""
     if not text.isdecimal() or not 1 <= int(text) < 2**31:
@@ -71,6 +75,8 @@ def run_cases(
 ) -> list[Row]:
     """Measures the cases whose `name` matches, prints their rows as they come, writes the JSON file.
 
+    On several threads each row tells how far the cores are from each other.
+
     `measure(case, rounds)` gives a row or several. Fallbacks are silent here: rows say which they are. UsageError
     where no case matches.
     """
@@ -81,11 +87,15 @@ def run_cases(
     with num_threads(args.threads), tb.fallback("allow"):
         about = machine.describe()
         print(f"{about['cpu']}, {about['isa']}, {about['threads']} threads, torch {about['torch']}\n")
+        columns = (*columns, ROUND_TRIP) if about["threads"] > 1 else columns
         print(*(column.align(column.heading) for column in columns))
         for case in cases:
+            before = machine.round_trip_ns()
             found = measure(case, args.rounds)
+            trips = [ns for ns in (before, machine.round_trip_ns()) if ns is not None]
             progress("")
             for row in found if isinstance(found, list) else [found]:
+                row |= {ROUND_TRIP.key: max(trips)} if trips else {}
                 rows.append(row)
                 print(*(column.show(row) for column in columns), row.get("note", ""), flush=True)
     if args.json:
