@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
 import re
@@ -63,6 +64,22 @@ def test_rows_tell_how_far_the_cores_are(bench, monkeypatch):
     assert found["rows"][0]["round_trip_ns"] == pytest.approx(300) and re.search(r" 300 *$", text, re.MULTILINE)
     text, found = bench("conv", "--layer", SQUARE, "--threads", "1")
     assert "round_trip_ns" not in found["rows"][0] and "trip ns" not in text
+
+
+def test_rows_beside_those_of_an_earlier_run(bench, tmp_path):
+    _, earlier = bench("conv", "--layer", SQUARE, PLAIN_IMAGE, "--threads", "1")
+    was = earlier["rows"][0]
+    was["ms"], was["vs_mkldnn"] = 10 * was["ms"], was["vs_mkldnn"] / 2
+    file = tmp_path / "earlier.json"
+    file.write_text(json.dumps({"rows": [was, {"name": PLAIN_IMAGE, "note": "skipped"}]}))
+    text, found = bench("conv", "--layer", SQUARE, PLAIN_IMAGE, "--threads", "1", "--before", str(file))
+    row, other = found["rows"]
+    ours, peer = was["ms"] / row["ms"], was["ms"] * was["vs_mkldnn"] / (row["ms"] * row["vs_mkldnn"])
+    assert (row["vs_before"], row["mkldnn_vs_before"]) == pytest.approx((ours, peer))
+    assert re.search(r"/before +mkldnn's", text) and re.search(rf"{ours:.2f} +{peer:.2f} *$", text, re.MULTILINE)
+    assert "vs_before" not in other and re.search(r" - +- *$", text, re.MULTILINE)
+    text, found = bench("pool", "--match", "bilinear", "--threads", "1", "--before", str(file))
+    assert "mkldnn's" not in text and not any("vs_before" in row for row in found["rows"])
 
 
 def test_no_round_trip_on_one_core(monkeypatch):
@@ -388,6 +405,8 @@ WRONG = {
     "bench model --model resnet18 --input 4x32x32": "does not take 4x32x32 images",
     "bench model --model torch.nn:Identity --match other": "no row's name contains 'other'",
     "bench pool --json no/such/folder/file": "is not a file in a folder that exists",
+    "bench pool --before no/such.json": "is not a file that --json wrote",
+    "bench conv --before README.md": "is not a file that --json wrote",
 }
 
 

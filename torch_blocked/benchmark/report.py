@@ -44,6 +44,10 @@ class Column(NamedTuple):
 ROUND_TRIP = Column("round_trip_ns", "trip ns", 8, ".0f")
 
 
+# With --before: the time of that run over this one's, and of the runs of oneDNN's operator.
+BEFORE, MKLDNN_BEFORE = Column("vs_before", "/before", 8, ".2f"), Column("mkldnn_vs_before", "mkldnn's", 9, ".2f")
+
+
 def positive(text: str) -> int:
     """A positive number of the command line, such as C++ takes."""
     if not text.isdecimal() or not 1 <= int(text) < 2**31:
@@ -59,11 +63,21 @@ def output_file(text: str) -> Path:
     return path
 
 
+def rows_file(text: str) -> list[Row]:
+    """The rows of a file that --json wrote."""
+    try:
+        return [dict(row) for row in json.loads(Path(text).read_text())["rows"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file that --json wrote") from None
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of every benchmark."""
     parser.add_argument("--match", default="", metavar="TEXT", help="only the rows whose name contains TEXT")
     parser.add_argument("--rounds", type=positive, default=9, help="samples of each contestant (default 9)")
     parser.add_argument("--threads", type=positive, help="threads (default: PyTorch's)")
+    help_of_before = "compare with the rows of FILE, which --json wrote on other threads or of another version"
+    parser.add_argument("--before", type=rows_file, default=[], metavar="FILE", help=help_of_before)
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write rows and machine to FILE")
 
 
@@ -87,7 +101,8 @@ def run_cases(
     with num_threads(args.threads), tb.fallback("allow"):
         about = machine.describe()
         print(f"{about['cpu']}, {about['isa']}, {about['threads']} threads, torch {about['torch']}\n")
-        columns = (*columns, ROUND_TRIP) if about["threads"] > 1 else columns
+        shown = compared_columns(columns) if args.before else ()
+        columns = (*columns, *shown, *([ROUND_TRIP] if about["threads"] > 1 else []))
         print(*(column.align(column.heading) for column in columns))
         for case in cases:
             before = machine.round_trip_ns()
@@ -96,11 +111,28 @@ def run_cases(
             progress("")
             for row in found if isinstance(found, list) else [found]:
                 row |= {ROUND_TRIP.key: max(trips)} if trips else {}
+                row |= compared(row, args.before)
                 rows.append(row)
                 print(*(column.show(row) for column in columns), row.get("note", ""), flush=True)
     if args.json:
         args.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     return rows
+
+
+def compared_columns(columns: Sequence[Column]) -> list[Column]:
+    """What a table of these columns shows of an earlier run."""
+    return [BEFORE, *(MKLDNN_BEFORE for column in columns if column.key == "vs_mkldnn")]
+
+
+def compared(row: Row, before: Sequence[Row]) -> Row:
+    """How many times as fast a row is as the same one of an earlier run, and oneDNN's operator; {} without such."""
+    which = ("set", "name", "n", "contestant")
+    earlier = next((r for r in before if "ms" in r and all(r.get(key) == row.get(key) for key in which)), None)
+    if earlier is None or "ms" not in row:
+        return {}
+    ours, peer = earlier["ms"] / row["ms"], "vs_mkldnn"
+    peers = {MKLDNN_BEFORE.key: ours * earlier[peer] / row[peer]} if peer in row and peer in earlier else {}
+    return {BEFORE.key: ours, **peers}
 
 
 def progress(text: str) -> None:
