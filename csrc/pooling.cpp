@@ -120,7 +120,7 @@ void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, const float*
                   const Row& row) {
   const int64_t planes = src.n * src.c_blocks;
   const int64_t bytes = planes * src.block * (src.ih * src.iw + oh * ow) * sizeof(float);
-  const bool stream = outgrows_caches(bytes) && is_streamable(dst);
+  const bool stream = outgrows_caches(bytes, little_work_cache_room) && is_streamable(dst);
   const int64_t floats = planes * src.block * std::max(src.ih * src.iw, oh * ow);
   nthreads = std::min(nthreads, std::max<int64_t>(1, floats / least_per_thread));
   parallel_for(planes * oh, nthreads, [&](int64_t begin, int64_t end) {

@@ -36,7 +36,7 @@ const ConvKernels* Conv::kernels() const {
 
 bool streams_dst(const Conv& c) {
   const int64_t src_size = c.n * c.ic * c.id * c.ih * c.iw, dst_size = c.n * c.dst_image();
-  const int64_t room = c.groups > 1 && c.group_ic() == 1 ? depthwise_cache_room : cache_room;
+  const int64_t room = c.groups > 1 && c.group_ic() == 1 ? little_work_cache_room : cache_room;
   return !c.phase && outgrows_caches((src_size + dst_size) * int64_t(sizeof(float)), room) && is_streamable(c.dst);
 }
 
