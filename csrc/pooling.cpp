@@ -114,20 +114,24 @@ AxisShares shares_of_neighbors(const std::vector<Neighbors>& neighbors, int64_t 
 // ---- loops
 
 // Calls row(plane of src, block of channels, row h of dst, offset in dst, whether to stream it) for every row of dst,
-// shared among threads.
+// shared among threads: image after image, of each one band of rows after the other, of all blocks of channels.
 template <class Row>
-void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, const float* dst, int64_t nthreads,
+void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, const float* dst, int64_t nthreads, int64_t bands,
                   const Row& row) {
   const int64_t planes = src.n * src.c_blocks;
   const int64_t bytes = planes * src.block * (src.ih * src.iw + oh * ow) * sizeof(float);
   const bool stream = outgrows_caches(bytes, little_work_cache_room) && is_streamable(dst);
   const int64_t floats = planes * src.block * std::max(src.ih * src.iw, oh * ow);
   nthreads = std::min(nthreads, std::max<int64_t>(1, floats / least_per_thread));
+  const int64_t image_rows = src.c_blocks * oh, band_rows = ceil_div(oh, bands);
   parallel_for(planes * oh, nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
-      const int64_t plane = i / oh, n = plane / src.c_blocks, c = plane % src.c_blocks;
+      const int64_t n = i / image_rows, first = i % image_rows / (src.c_blocks * band_rows) * band_rows;
+      const int64_t rows = std::min(band_rows, oh - first), place = i % image_rows - first * src.c_blocks;
+      const int64_t c = place / rows, h = first + place % rows;
       const float* const data = src.data + n * src.strides[0] + c * src.strides[1];
-      row(Plane{data, src.strides[2], src.strides[3], src.block}, c, i % oh, i * ow * src.block, stream);
+      const int64_t offset = ((n * src.c_blocks + c) * oh + h) * ow * src.block;
+      row(Plane{data, src.strides[2], src.strides[3], src.block}, c, h, offset, stream);
     }
     if (stream) finish_streams();
   });
@@ -141,7 +145,7 @@ void add_shares(const BlockedImages& diff_dst, const AxisShares& h, const AxisSh
   const auto add = [&](const Plane& plane, int64_t, int64_t row, int64_t offset, bool stream) {
     kernels.add_shares({plane, h.shares[row], w.shares.data(), iw, diff_src + offset, stream});
   };
-  for_each_row(diff_dst, ih, iw, diff_src, nthreads, add);
+  for_each_row(diff_dst, ih, iw, diff_src, nthreads, 1, add);
 }
 
 // Zeroes the channels from `begin` on of a row of pixels.
@@ -176,7 +180,10 @@ void pool(const Pooling& a) {
     clear_channels(dst, a.ow, src.block, real);
     if (indices) clear_channels(indices, a.ow, src.block, real);
   };
-  for_each_row(src, a.oh, a.ow, a.dst, a.nthreads, pool_row);
+  // Of a few large images each thread takes the rows that it has of a convolution's dst: what another core wrote is
+  // slow to read, slower where the two share no cache.
+  const bool by_rows = src.n < a.nthreads && src.ih * src.iw >= a.channels;
+  for_each_row(src, a.oh, a.ow, a.dst, a.nthreads, by_rows ? std::clamp<int64_t>(a.oh, 1, a.nthreads) : 1, pool_row);
 }
 
 void upsample(const Upsampling& a) {
@@ -187,7 +194,7 @@ void upsample(const Upsampling& a) {
   const auto upsample_row = [&](const Plane& plane, int64_t, int64_t h, int64_t offset, bool stream) {
     kernel({plane, rows[h], cols.data(), a.ow, a.dst + offset, stream});
   };
-  for_each_row(a.src, a.oh, a.ow, a.dst, a.nthreads, upsample_row);
+  for_each_row(a.src, a.oh, a.ow, a.dst, a.nthreads, 1, upsample_row);
 }
 
 // A plane is one thread's, and in its cache from the zeros to the sums.

@@ -242,11 +242,13 @@ def test_refuses(name, change, error, words):
     check_refused(name, GOOD[name], change, error, words)
 
 
-def test_threads_share_the_rows():
-    x = torch.randn(3, 20, 64, 64)
+@pytest.mark.parametrize("size", [(3, 20, 64, 64), (1, 40, 53, 64), (2, 20, 6, 400), (1, 17, 3, 700)])
+def test_threads_share_the_rows(size):
+    x = torch.randn(size)
     src = x.to(tb.nChw16c).physical
     expected = F.max_pool2d(x, 3, 2, 1)
     for n in (1, 2, 3, 7):
         with num_threads(n):
-            y = wrap(library.pool_op(src, 20, (32, 32), "max", *[(3, 3), (2, 2), (1, 1), (1, 1)])[0], x, 16)
+            window = [(3, 3), (2, 2), (1, 1), (1, 1)]
+            y = wrap(library.pool_op(src, size[1], expected.shape[2:], "max", *window)[0], x, 16)
         assert padding_is_zero(y) and torch.equal(y.to_dense(), expected)

@@ -108,9 +108,9 @@ def test_error(isa, caches, mode, stride, most):
 
 @pytest.mark.parametrize("stride", STRIDES)
 @pytest.mark.parametrize("mode", ["never", *MODES])
-@pytest.mark.parametrize("channels", [48, 512])
-def test_the_same_bits_for_any_batch_and_number_of_threads(isa, caches, mode, channels, stride):
-    x, w = torch.randn(5, channels, 13, 11), torch.randn(256, channels, 3, 3)
+@pytest.mark.parametrize("ic, oc, size", [(48, 256, (13, 11)), (512, 256, (13, 11)), (24, 160, (28, 27))])
+def test_the_same_bits_for_any_batch_and_number_of_threads(isa, caches, mode, ic, oc, size, stride):
+    x, w = torch.randn(5, ic, *size), torch.randn(oc, ic, 3, 3)
     whole = conv(x, w, None, (1, 1), mode, stride=stride).to_dense()
     for image in (0, 4):
         alone = conv(x[image : image + 1], w, None, (1, 1), mode, stride=stride).to_dense()

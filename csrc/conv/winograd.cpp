@@ -131,6 +131,17 @@ int64_t chunks(const Conv& c, int64_t ic_blocks) {
   return room > 0 ? std::min(ic_blocks, (wei_bytes + room - 1) / room) : 1;
 }
 
+// Whether the threads share the output channels: each reads its own weights only, but all of src. Sharing the tiles,
+// each goes on with what it has written, as in the layers before and after, and needs as many weights as all together;
+// where every thread has the tiles of a few calls that is dear only where the weights are far more.
+bool splits_oc(const Conv& c, int64_t count) {
+  constexpr int64_t few_tiles = 8;
+  const int64_t pairs = (c.oc_blocks() + 1) / 2;
+  const bool even = pairs % c.nthreads == 0;
+  const int64_t most_channels_a_tile = count < few_tiles * c.nthreads ? 1 : even ? 4 : 16;
+  return c.oc > most_channels_a_tile * count && c.oc_blocks() >= 2 * c.nthreads;
+}
+
 Plan::Plan(const Conv& c, const WinogradTransforms& t)
     : Tiles(c, t), gemm(*c.kernels()), post_ops(c), stream(streams_dst(c)) {
   oc_blocks = c.oc_blocks();
@@ -142,7 +153,7 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
       long_runs ? long_src_budget / tile_bytes : std::min(src_budget / tile_bytes, most_short_run);
   const int64_t call_tiles = std::max<int64_t>(1, most_tiles / gemm.cols) * gemm.cols;
   nruns = count <= most_tiles ? 1 : (count + call_tiles - 1) / call_tiles;
-  split_oc = c.oc > count && oc_blocks >= 2 * c.nthreads;
+  split_oc = splits_oc(c, count);
   if (!split_oc) nruns = even_parts(nruns, 1, count, c.nthreads);
   run_tiles = (count + nruns - 1) / nruns;
   nchunks = chunks(c, ic_blocks);
