@@ -131,14 +131,14 @@ int64_t chunks(const Conv& c, int64_t ic_blocks) {
   return room > 0 ? std::min(ic_blocks, (wei_bytes + room - 1) / room) : 1;
 }
 
-// Whether the threads share the output channels: each reads its own weights only, but all of src. Sharing the tiles,
-// each goes on with what it has written, as in the layers before and after, and needs as many weights as all together;
-// where every thread has the tiles of a few calls that is dear only where the weights are far more.
+// Whether the threads share the output channels. Each then reads only its own weights, but transforms all of src.
+// Sharing the tiles, each goes on with the rows that it wrote in the layer before, and reads all weights: measured on
+// two cores of a Zen 4 that is faster for up to 4 output channels a tile, up to 16 where the channels make no even
+// shares, if each thread has some tiles.
 bool splits_oc(const Conv& c, int64_t count) {
-  constexpr int64_t few_tiles = 8;
-  const int64_t pairs = (c.oc_blocks() + 1) / 2;
-  const bool even = pairs % c.nthreads == 0;
-  const int64_t most_channels_a_tile = count < few_tiles * c.nthreads ? 1 : even ? 4 : 16;
+  constexpr int64_t some_tiles = 8;
+  const bool even = (c.oc_blocks() + 1) / 2 % c.nthreads == 0;  // two blocks at a time
+  const int64_t most_channels_a_tile = count < some_tiles * c.nthreads ? 1 : even ? 4 : 16;
   return c.oc > most_channels_a_tile * count && c.oc_blocks() >= 2 * c.nthreads;
 }
 
