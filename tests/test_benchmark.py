@@ -82,7 +82,7 @@ def test_rows_beside_those_of_an_earlier_run(bench, tmp_path):
     assert "mkldnn's" not in text and not any("vs_before" in row for row in found["rows"])
 
 
-def test_no_round_trip_on_one_core(monkeypatch):
+def test_no_round_trip_on_one_core():
     def on_one_core():
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # this thread's alone
         return library.core_round_trip()

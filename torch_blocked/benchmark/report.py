@@ -42,8 +42,6 @@ class Column(NamedTuple):
 
 # The slower of before a row was measured and after: what one core wrote is slow to read for another that is far away.
 ROUND_TRIP = Column("round_trip_ns", "trip ns", 8, ".0f")
-
-
 # With --before: the time of that run over this one's, and of the runs of oneDNN's operator.
 BEFORE, MKLDNN_BEFORE = Column("vs_before", "/before", 8, ".2f"), Column("mkldnn_vs_before", "mkldnn's", 9, ".2f")
 
