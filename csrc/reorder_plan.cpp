@@ -1,5 +1,6 @@
 #include "reorder_plan.h"
 
+#include <bit>
 #include <cstdlib>
 #include <numeric>
 
@@ -277,11 +278,13 @@ void find_repeats(Plan& plan) {
   if (inner == plan.axes.rend() || inner->role != Role::Loop || inner->dim != inner->padded) return;
   if (!inner->src.affine() || !inner->dst.affine()) return;
   const auto numel = [](const Axis& axis) { return std::min(axis.step, axis.padded); };
-  const int64_t some = std::max(tile_numel / 4, tile_bytes / 2 / plan.element_size);
+  const int64_t some = std::max(tile_numel, 2 * tile_bytes / plan.element_size);
   const int64_t count = some / (numel(plan.axis(Role::Rows)) * numel(plan.axis(Role::Cols)));
   if (count < 2) return;
   inner->role = Role::Repeats;
-  inner->step = std::min(count, inner->dim);
+  // A power of two of calls: threads share them evenly.
+  const auto calls = int64_t(std::bit_ceil(uint64_t(inner->dim + count - 1) / count));
+  inner->step = (inner->dim + calls - 1) / calls;
   plan.repeated = {inner->src.stride, inner->dst.stride};
 }
 

@@ -26,79 +26,112 @@ template <class Tile>
   }
 }
 
-// A tile with only `rows` src rows: the others are zeros.
+// Within the caches a CPU's own prefetch does all, but where matrices of a few lines a row follow each other: planes of
+// 7 x 7. So far before its reads a call then fetches src; else 0.
+int64_t fetch_ahead(const Matrix& matrix, int64_t row_bytes) {
+  constexpr int64_t line = 64, longest_row = 256, least = 2048;
+  const int64_t matrix_bytes = matrix.rows * row_bytes;
+  if (matrix.count == 1 || row_bytes <= line || row_bytes > longest_row) return 0;
+  if (matrix.next_in_src != matrix_bytes) return 0;
+  return (least + matrix_bytes - 1) / matrix_bytes * matrix_bytes;
+}
+
+// The tile that begins in row r and column c.
 template <class Tile, bool stream>
-[[gnu::noinline]] void transpose_padded_tile(const char* src, const int64_t* src_rows, char* dst,
-                                             const int64_t* dst_rows, int64_t rows) {
-  alignas(64) static constexpr char zeros[Tile::cols * Tile::element_size] = {};
-  int64_t padded_rows[Tile::rows];
-  const int64_t to_zeros = reinterpret_cast<intptr_t>(zeros) - reinterpret_cast<intptr_t>(src);
-  for (int64_t r = 0; r < Tile::rows; r++) padded_rows[r] = r < rows ? src_rows[r] : to_zeros;
-  Tile::template run<stream>(src, padded_rows, dst, dst_rows);
-}
-
-// The tile that begins in row r and column c, all of whose src rows there are unless `padded`.
-template <class Tile, bool stream, bool padded>
 [[gnu::always_inline]] inline void transpose_tile(const Matrix& matrix, int64_t r, int64_t c, const char*& next_src) {
-  if constexpr (stream) fetch<Tile>(matrix, r, c, next_src);
-  const char* const src = matrix.src + c * Tile::element_size;
-  char* const dst = matrix.dst + r * Tile::element_size;
-  if (padded && matrix.rows - r < Tile::rows)
-    transpose_padded_tile<Tile, stream>(src, matrix.src_rows.each + r, dst, matrix.dst_rows.each + c, matrix.rows - r);
-  else
-    Tile::template run<stream>(src, matrix.src_rows.each + r, dst, matrix.dst_rows.each + c);
+  if (stream || next_src != nullptr) fetch<Tile>(matrix, r, c, next_src);
+  Tile::template run<stream>(matrix.src + c * Tile::element_size, matrix.src_rows.each + r,
+                             matrix.dst + r * Tile::element_size, matrix.dst_rows.each + c);
 }
 
-// The last tile of a row or a column overlaps the one before it instead of being cut; a narrow or a short one does
-// where that is enough. One column or row, alone or past such a tile, is moved by elements: planes of 7 x 7 leave one.
-// Gives next_src as it is after: by reference it would be in memory in every loop over whole tiles, which costs up to a
-// fifth of the time past the caches.
-template <class Tile, class NarrowTile, class ShortTile, bool stream>
-[[gnu::noinline]] const char* transpose_edge(const Matrix& matrix, int64_t r, int64_t c, const char* next_src) {
-  const auto run = [&]<class Edge>(Edge) {
-    transpose_tile<Edge, stream, true>(matrix, std::min(r, matrix.padded_rows - Edge::rows),
-                                       std::min(c, matrix.cols - Edge::cols), next_src);
-  };
-  const int64_t cols = matrix.cols - c, rows = matrix.padded_rows - r;
-  constexpr int narrow = NarrowTile::cols + (NarrowTile::cols < Tile::cols);
-  if (cols > 1 && rows > 1) {
-    if (cols <= narrow) {
-      run(NarrowTile());
-      c += NarrowTile::cols;
-    } else if (rows <= ShortTile::rows + 1) {
-      run(ShortTile());
-      r += ShortTile::rows;
-    } else {
-      run(Tile());
-      return next_src;
-    }
-  }
-  if (c == matrix.cols - 1)
-    run(OneColumn<typename Tile::Element, Tile::rows>());
-  else if (r == matrix.padded_rows - 1)
-    run(OneRow<typename Tile::Element, Tile::cols>());
+// The same, wherever that is. Gives next_src as it is after: by reference it would be in memory in every loop over
+// whole tiles, which costs up to a fifth of the time past the caches.
+using MoveTile = const char*(const Matrix& matrix, int64_t r, int64_t c, const char* next_src);
+
+// With src rows that are not there: they are zeros, as is the word before them.
+template <class Tile, bool stream>
+[[gnu::noinline]] const char* move_padded_tile(const Matrix& matrix, int64_t r, int64_t c, const char* next_src) {
+  alignas(64) static constexpr char zeros[64 + Tile::cols * Tile::element_size] = {};
+  const char* const src = matrix.src + c * Tile::element_size;
+  const int64_t to_zeros = reinterpret_cast<intptr_t>(zeros + 64) - reinterpret_cast<intptr_t>(src);
+  int64_t src_rows[Tile::rows];
+  for (int64_t i = 0; i < Tile::rows; i++) src_rows[i] = r + i < matrix.rows ? matrix.src_rows.each[r + i] : to_zeros;
+  if (stream || next_src != nullptr) fetch<Tile>(matrix, r, c, next_src);
+  Tile::template run<stream>(src, src_rows, matrix.dst + r * Tile::element_size, matrix.dst_rows.each + c);
   return next_src;
+}
+
+template <class Tile, bool stream>
+const char* move_tile(const Matrix& matrix, int64_t r, int64_t c, const char* next_src) {
+  if (matrix.rows - r < Tile::rows) return move_padded_tile<Tile, stream>(matrix, r, c, next_src);
+  transpose_tile<Tile, stream>(matrix, r, c, next_src);
+  return next_src;
+}
+
+// The rows or the columns that whole tiles leave, by one or two tiles from `at` on.
+struct Edge {
+  struct {
+    MoveTile* move;
+    int64_t at;
+  } tiles[2];
+  int size = 0;
+
+  void add(MoveTile* move, int64_t at) { tiles[size++] = {move, at}; }
+};
+
+// `left` of `all`: the last tile overlaps the one before it instead of being cut; a narrower one does where that is
+// enough. One column or row, alone or past such a tile, is moved by elements: planes of 7 x 7 leave one.
+Edge edge_of(int64_t left, int64_t all, MoveTile* tile, int64_t tile_size, MoveTile* narrow, int64_t narrow_size,
+             MoveTile* one) {
+  Edge edge;
+  const bool and_one = left == narrow_size + 1 && narrow_size < tile_size;
+  if (left > 1 && (left <= narrow_size || and_one))
+    edge.add(narrow, all - and_one - narrow_size);
+  else if (left > 1)
+    edge.add(tile, all - tile_size);
+  if (left == 1 || and_one) edge.add(one, all - 1);
+  return edge;
 }
 
 // At least one tile. A few dst rows at a time, each in its full length, or with `along_src` a few src rows.
 template <class Tile, class NarrowTile, class ShortTile, bool stream>
 void transpose_tiles(Matrix matrix, const char* next_src, bool along_src) {
-  const auto edge = transpose_edge<Tile, NarrowTile, ShortTile, stream>;
+  using Column = OneColumn<typename Tile::Element, Tile::rows, Tile::cols>;
+  using Row = OneRow<typename Tile::Element, Tile::cols>;
+  constexpr int tile_rows = Tile::rows, tile_cols = Tile::cols;
+  MoveTile* const tile = move_tile<Tile, stream>;
+  const Edge right = edge_of(matrix.cols % tile_cols, matrix.cols, tile, tile_cols, move_tile<NarrowTile, stream>,
+                             NarrowTile::cols, move_tile<Column, stream>);
+  const Edge bottom = edge_of(matrix.padded_rows % tile_rows, matrix.padded_rows, tile, tile_rows,
+                              move_tile<ShortTile, stream>, ShortTile::rows, move_tile<Row, stream>);
   Matrix whole = matrix;  // in registers: no function is called with it
+  whole.rows -= whole.rows % tile_rows, whole.cols -= whole.cols % tile_cols;
+  const bool has_bottom = whole.rows < matrix.padded_rows;
+  const auto move_bottom = [&](int64_t c) {
+    for (int64_t r = whole.rows; r + tile_rows <= matrix.padded_rows; r += tile_rows)
+      next_src = tile(matrix, r, c, next_src);
+    for (int i = 0; i < bottom.size; i++) next_src = bottom.tiles[i].move(matrix, bottom.tiles[i].at, c, next_src);
+  };
+  const auto move_right = [&](const auto& edge) {
+    for (int64_t r = 0; r + tile_rows <= matrix.padded_rows; r += tile_rows)
+      next_src = edge.move(matrix, r, edge.at, next_src);
+    if (bottom.size > 0) next_src = edge.move(matrix, matrix.padded_rows - tile_rows, edge.at, next_src);
+  };
+  const int64_t ahead = stream ? 0 : fetch_ahead(matrix, matrix.cols * Tile::element_size);
   for (; whole.count > 0; whole.count--, whole.src += whole.next_in_src, whole.dst += whole.next_in_dst) {
     matrix.src = whole.src, matrix.dst = whole.dst;
-    if (along_src)
-      for (int64_t r = 0, c; r < whole.padded_rows; r += Tile::rows) {
-        for (c = 0; r + Tile::rows <= whole.rows && c + Tile::cols <= whole.cols; c += Tile::cols)
-          transpose_tile<Tile, stream, false>(whole, r, c, next_src);
-        for (; c < whole.cols; c += Tile::cols) next_src = edge(matrix, r, c, next_src);
+    if (ahead > 0) next_src = whole.src + ahead;
+    if (along_src) {
+      for (int64_t r = 0; r < whole.rows; r += tile_rows)
+        for (int64_t c = 0; c < whole.cols; c += tile_cols) transpose_tile<Tile, stream>(whole, r, c, next_src);
+      for (int64_t c = 0; has_bottom && c < whole.cols; c += tile_cols) move_bottom(c);
+    } else {
+      for (int64_t c = 0; c < whole.cols; c += tile_cols) {
+        for (int64_t r = 0; r < whole.rows; r += tile_rows) transpose_tile<Tile, stream>(whole, r, c, next_src);
+        if (has_bottom) move_bottom(c);
       }
-    else
-      for (int64_t c = 0, r; c < whole.cols; c += Tile::cols) {
-        for (r = 0; c + Tile::cols <= whole.cols && r + Tile::rows <= whole.rows; r += Tile::rows)
-          transpose_tile<Tile, stream, false>(whole, r, c, next_src);
-        for (; r < whole.padded_rows; r += Tile::rows) next_src = edge(matrix, r, c, next_src);
-      }
+    }
+    for (int i = 0; i < right.size; i++) move_right(right.tiles[i]);
   }
 }
 
@@ -113,12 +146,13 @@ void transpose_elements(Matrix matrix) {
     }
 }
 
-// Along src where a cache line of it holds a whole src row, or where a tile has all of them.
+// Along src where a cache line of it holds some tiles' columns, or where a tile has all rows.
 template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
 void transpose_tiles(const Matrix& matrix, Traffic traffic) {
   const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true>
                                   : transpose_tiles<Tile, NarrowTile, ShortTile, false>;
-  run(matrix, traffic.next_src, matrix.cols * Tile::element_size <= 64 || matrix.padded_rows <= Tile::rows);
+  const bool in_a_line = matrix.cols > Tile::cols && matrix.cols * Tile::element_size <= 64;
+  run(matrix, traffic.next_src, in_a_line || matrix.padded_rows <= Tile::rows);
 }
 
 // With tiles of vectors of `bytes` bytes and of `tile_cols` columns, or less where there are not so many.

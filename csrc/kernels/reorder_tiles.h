@@ -165,7 +165,9 @@ struct Tile {
 // Pieces of successive src rows side by side: `bytes` bytes in all, at most a part of a vector.
 template <class T, int bytes, int piece>
 [[gnu::always_inline]] inline auto gather_part(const char* src, const int64_t* src_rows) {
-  using Piece = std::conditional_t<piece == 8, int64_t, std::conditional_t<piece == 4, int32_t, int16_t>>;
+  using Piece =
+      std::conditional_t<piece == 8, int64_t,
+                         std::conditional_t<piece == 4, int32_t, std::conditional_t<piece == 2, int16_t, int8_t>>>;
   typedef T Part __attribute__((vector_size(bytes)));
   if constexpr (piece == bytes)
     return load<Part>(src + *src_rows);
@@ -356,17 +358,34 @@ struct FromDenseRows {
   }
 };
 
-// One column, and one row: too little for shuffles.
-template <class T, int rows_>
+// One column, and one row, of those past a tile of `cols` by `rows` elements: too little for shuffles of whole vectors.
+template <class T, int rows_, int tile_cols>
 struct OneColumn {
   static constexpr int element_size = sizeof(T), rows = rows_, cols = 1;
+  using Lane = std::conditional_t<element_size == 16, uint64_t, T>;
+
+  // No CPU puts bytes or halves in a vector as fast as words: they are read with those before them in their rows.
+  static constexpr bool in_words = element_size < 4 && (tile_cols + 1) * element_size >= 4 && rows >= 4;
+  static constexpr int some = in_words ? std::min(rows, vector_bytes / 4) : rows;
 
   template <bool stream>
   [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
-    T column[rows];
-#pragma GCC unroll 64
-    for (int r = 0; r < rows; r++) column[r] = load<T>(src + src_rows[r]);
-    std::memcpy(dst + dst_rows[0], column, sizeof(column));
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r += some) {
+      const auto column = read(src, src_rows + r);
+      std::memcpy(dst + dst_rows[0] + r * element_size, &column, sizeof(column));
+    }
+  }
+
+  [[gnu::always_inline]] static auto read(const char* src, const int64_t* src_rows) {
+    constexpr int bytes = some * element_size;
+    if constexpr (in_words) {
+      constexpr int before = 4 - element_size;
+      const auto words = gather<uint32_t, 4, some * 4, 4>(src - before, src_rows) >> 8 * before;
+      return __builtin_convertvector(words, Vector<bytes, T>);
+    } else {
+      return gather<Lane, std::max(1, 16 / element_size), bytes, element_size>(src, src_rows);
+    }
   }
 };
 
