@@ -97,9 +97,18 @@ struct Between {
   }
 };
 
+// Those of a tile with so many lines, where this CPU has them.
+const Picks* picks_of(const Plan& plan, Role role, int64_t lines, const ReorderKernels& kernels) {
+  const Picks& picks = lines == plan.axis(role).step ? plan.picks : plan.last_picks;
+  return plan.picks.empty() || !kernels.has_pick() ? nullptr : &picks;
+}
+
 void run_interleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   const int64_t lines = cols.padded_size;
+  if (const Picks* const picks = picks_of(plan, Role::Cols, lines, kernels))
+    return kernels.interleave_picked(src, rows.src.each, rows.size, dst, cols.dst.each, picks->data(), picks->size(),
+                                     plan.stream);
   Between between;
   transpose_of(kernels, plan.element_size)(
       {src, rows.src, between.rows, between.offsets(plan.group), rows.size, 16, lines * plan.group}, {});
@@ -110,6 +119,9 @@ void run_interleave(const Tile& tile, const Plan& plan, const ReorderKernels& ke
 void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   const int64_t lines = rows.padded_size;
+  if (const Picks* const picks = picks_of(plan, Role::Rows, lines, kernels))
+    return kernels.deinterleave_picked(src, rows.src.each, lines, dst, cols.dst.each, cols.size, picks->data(),
+                                       picks->size());
   Between between;
   const auto deinterleave = plan.group == 4 ? kernels.deinterleave_1 : kernels.deinterleave_2;
   deinterleave(src, rows.src.each, between.rows, lines, plan.run);

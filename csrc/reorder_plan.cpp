@@ -292,6 +292,41 @@ bool adjacent(const Axis& axis, const Offsets& offsets, int64_t element_size) {
   return axis.dim == axis.padded && offsets.affine() && offsets.stride == element_size;
 }
 
+// What a row of `bytes` bytes is picked from, by the place in it of each of the other row's; empty where 64 bytes are
+// farther apart than a pick reaches.
+template <class PlaceOf>
+Picks find_picks(int64_t bytes, const PlaceOf& place_of) {
+  constexpr int64_t vector = 64, reach = 128;
+  Picks picks;
+  if (bytes < reach || bytes > vector * most_picks) return {};
+  for (int64_t first = 0; first < bytes; first += vector) {
+    Pick pick{{}, bytes, std::min(first, bytes - vector)};
+    for (int64_t i = 0; i < vector; i++) pick.from = std::min(pick.from, place_of(pick.to + i));
+    pick.from = std::min(pick.from, bytes - reach);
+    for (int64_t i = 0; i < vector; i++) {
+      const int64_t place = place_of(pick.to + i) - pick.from;
+      if (place >= reach) return {};
+      pick.places[i] = place;
+    }
+    picks.push_back(pick);
+  }
+  return picks;
+}
+
+// In a row elements lie as [groups of runs][group][run], or side by side in groups as [groups of runs][run][group].
+void find_picks(Plan& plan, const Axis& runs, bool to_groups) {
+  const int64_t size = plan.element_size, group = plan.group, run = plan.run;
+  const auto place_of = [&](int64_t place) {
+    const int64_t element = place / size, cols = to_groups ? group : run, rows = to_groups ? run : group;
+    const int64_t set = element / (run * group), i = element % (run * group);
+    return (set * run * group + i % cols * rows + i / cols) * size + place % size;
+  };
+  const int64_t unit = size * group;
+  plan.picks = find_picks(runs.step * unit, place_of);
+  plan.last_picks = find_picks(runs.padded % runs.step * unit, place_of);
+  if (runs.padded % runs.step != 0 && plan.last_picks.empty()) plan.picks.clear();
+}
+
 // A transpose of groups of elements that lie side by side on one side, and on the `apart` one in runs that follow each
 // other: the pairs or quadruples of input channels in OIhw8i16o2i and OIhw4i16o4i, and runs of kh * kw. They are
 // planned as wider elements of one axis, `across`; the other axis of the tile is of blocks of 16.
@@ -319,8 +354,9 @@ bool plan_groups(Plan& plan, Role across, Role along, Offsets Axis::* apart, Off
   Axis& runs = plan.axis(across);
   const int64_t period = std::max(runs.src.period(), runs.dst.period());
   const int64_t unit = period % plan.run == 0 && period <= max_groups ? period : plan.run;
-  runs.step = max_groups / unit * unit;
+  runs.step = std::min(max_groups / unit * unit, runs.padded);
   const Axis& blocks = plan.axis(along);
+  find_picks(plan, runs, across == Role::Cols);
   return blocks.step == block && (blocks.padded % block == 0 || run_length(blocks.*together, bytes) == block) &&
          std::all_of(plan.axes.begin(), plan.axes.end(),
                      [](const Axis& axis) { return axis.dim == axis.padded || axis.role == Role::Rows; });

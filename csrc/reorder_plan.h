@@ -55,12 +55,15 @@ struct Axis {
   int64_t steps() const { return (padded + step - 1) / step; }
 };
 
+using Picks = std::vector<Pick>;
+
 struct Plan {
   int64_t element_size;
-  bool stream = false;          // dst is written past the caches
-  int64_t src_bytes = 0;        // from the first element of src to the end of the last
-  int64_t group = 1, run = 0;   // of an interleave: elements in a group, and groups in a run of them
-  std::vector<Axis> axes = {};  // outermost loop first
+  bool stream = false;                // dst is written past the caches
+  int64_t src_bytes = 0;              // from the first element of src to the end of the last
+  int64_t group = 1, run = 0;         // of an interleave: elements in a group, and groups in a run of them
+  Picks picks = {}, last_picks = {};  // of a tile's rows, and of the last, shorter tile's; empty where there are none
+  std::vector<Axis> axes = {};        // outermost loop first
   // Where src is read in chunks, pieces of memory that follow each other: the bytes and the tiles of one, which the
   // loops from `chunk_loop` on make. 0 bytes where it is not.
   int64_t chunk = 0, chunk_tiles = 1;
@@ -85,7 +88,7 @@ struct Plan {
 Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size);
 
 // Most groups in a tile of plan_interleave and plan_deinterleave.
-constexpr int64_t max_groups = 256;
+constexpr int64_t max_groups = 16 * most_picks;
 
 // Most bytes in a tile of plan_periods.
 constexpr int64_t max_dense = 16 * 1024;

@@ -5,6 +5,7 @@
 
 #include "reorder_channels.h"
 #include "reorder_interleave.h"
+#include "reorder_pick.h"
 #include "reorder_tiles.h"
 #include "tier.h"
 
@@ -452,6 +453,9 @@ const ReorderKernels TORCH_BLOCKED_TIER_NAME(reorder_kernels) = {
     interleave<uint16_t, 2>,
     deinterleave<uint8_t, 4>,
     deinterleave<uint16_t, 2>,
+    has_pick,
+    interleave_picked,
+    deinterleave_picked,
 };
 
 }  // namespace torch_blocked

@@ -33,6 +33,14 @@ struct Traffic {
   const char* src_end = nullptr;   // there may be nothing readable from here on. Null: after what is moved
 };
 
+// A vector of a dst row: each of its bytes is one of 128 of the src row.
+struct Pick {
+  alignas(64) uint8_t places[64];  // from `from` on
+  int64_t from, to;
+};
+// Of a row: then the rows of a tile, src and dst are within a first cache.
+constexpr int64_t most_picks = 10;
+
 // All offsets are in bytes.
 struct ReorderKernels {
   // For each row r: size bytes from src + src_rows[r] to dst + dst_rows[r], then zeros up to padded_size bytes.
@@ -48,6 +56,13 @@ struct ReorderKernels {
   // The same backwards.
   using Deinterleave = void(const char* src, const int64_t* src_lines, char* dst, int64_t lines, int64_t run);
 
+  // The same by picks of each of `rows` src rows, up to 16; the others are zeros. Back, of the lines transposed to
+  // rows.
+  using InterleavePicked = void(const char* src, const int64_t* src_rows, int64_t rows, char* dst,
+                                const int64_t* dst_lines, const Pick* picks, int64_t npicks, bool stream);
+  using DeinterleavePicked = void(const char* src, const int64_t* src_lines, int64_t lines, char* dst,
+                                  const int64_t* dst_rows, int64_t rows, const Pick* picks, int64_t npicks);
+
   CopyRows* copy_rows;
   Transpose* transpose_1;  // by element size
   Transpose* transpose_2;
@@ -58,6 +73,9 @@ struct ReorderKernels {
   Interleave* interleave_2;
   Deinterleave* deinterleave_1;
   Deinterleave* deinterleave_2;
+  bool (*has_pick)();  // whether this CPU has what the next two need
+  InterleavePicked* interleave_picked;
+  DeinterleavePicked* deinterleave_picked;
 };
 
 TORCH_BLOCKED_DECLARE_KERNELS(ReorderKernels, reorder_kernels);
