@@ -38,6 +38,14 @@ SHAPES = [
     (1, 17, 17, 9, 43, 7, 7, 1, 3, 1, 17),  # the padding reaches into the last tile but one
     (2, 17, 17, 5, 2, 5, 5, 2, 2, 1, 17),  # and from both sides into all columns
     (1, 48, 48, 9, 31, 3, 3, 1, 1, 1, 3),  # one block a group
+    # Groups of a stride of 2, read where they lie: the first column sees padding, and the first row, and the last.
+    (2, 96, 96, 14, 14, 3, 3, 2, 1, 1, 3),
+    (1, 96, 128, 7, 62, 3, 3, 2, 1, 1, 2),  # two calls a row, an odd number of blocks
+    (1, 64, 64, 9, 10, 2, 3, (1, 2), (0, 1), (3, 2), 2),
+    (1, 64, 160, 6, 9, 3, 3, 2, 0, 1, 2),  # no padding; too many blocks of output channels
+    (1, 64, 64, 5, 8, 3, 3, 2, (4, 1), 1, 2),  # rows that see only padding
+    (1, 64, 64, 5, 2, 3, 3, 2, 1, 1, 2),
+    (1, 64, 64, 8, 7, 3, 3, 2, 1, 1, 2),  # padding on the right, too
     (2, 48, 48, 9, 10, 5, 3, 2, (0, 1), 1, 6),
     (1, 48, 48, 7, 9, 3, 3, 1, 1, 2, 6),  # dilated
     (2, 24, 24, 6, 45, 3, 3, 2, 1, 1, 3),  # of eight channels a group: several tiles a row, the last block half empty

@@ -2,7 +2,8 @@
 //
 // A tile of dst rows reads one window (window.h) of some channel blocks; all output channels of the tile are computed
 // from it, two blocks at a time, while it is in the cache. A 1x1 kernel of stride 1 needs no window: src is read in
-// place, height and width as one long row where they are one in src and dst. With a depth each plane of dst is by
+// place, height and width as one long row where they are one in src and dst. Nor do groups of a stride of 2, which have
+// so few products for a pixel that the copy would take a tenth of the time. With a depth each plane of dst is by
 // itself: every pair of a channel block and a plane of the filter counts as a channel block.
 #include "../parallel.h"
 #include "../scratch.h"
@@ -35,6 +36,7 @@ struct Plan {
   std::pmr::vector<int64_t> taps;
   PaddedPostOps post_ops;
   bool in_place, flat;           // src is read where it lies; height and width as one long row
+  bool strided;                  // src is read where it lies, with a stride of 2
   bool stream;                   // dst, past the caches: where each element is one sum, written once
   int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
   int64_t ic_chunk;              // channel blocks in a window
@@ -45,6 +47,15 @@ struct Plan {
   void choose_tiles();
 };
 
+// Whether groups are read where they lie: no column sees padding on its right. So there is at most one on the left,
+// that only the filter's first column sees, from the first column of dst.
+bool reads_strided(const Conv& c, int64_t oc_blocks) {
+  const int64_t last_col = (c.ow - 1) * c.stride_w + (c.kw - 1) * c.dilation_w - c.pad_w;
+  const bool one_plane = c.kd == 1 && c.id == 1 && c.od == 1 && c.pad_d == 0;
+  return c.groups > 1 && oc_blocks <= 4 && c.stride_w == 2 && c.kw > 1 && one_plane && c.pad_w <= 1 &&
+         last_col < c.iw && c.src_md.strides[3] == c.block;
+}
+
 Plan::Plan(const Conv& c)
     : conv(c), kernels(*c.kernels()), window(c, c.block), taps(window.taps(&memory)), post_ops(c) {
   in_place = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
@@ -54,6 +65,11 @@ Plan::Plan(const Conv& c)
          (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
   ic_blocks = c.group_ic_blocks();
   oc_blocks = (c.group_oc() + c.block - 1) / c.block;
+  strided = reads_strided(c, oc_blocks);
+  if (strided)
+    for (int64_t kh = 0; kh < c.kh; kh++)
+      for (int64_t kw = 0; kw < c.kw; kw++)
+        taps[kh * c.kw + kw] = kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.block;
   choose_tiles();
   stream = streams_dst(c) && ic_chunk == ic_blocks && ic_blocks <= sum_blocks(c, c.kh * c.kw);
 }
@@ -63,7 +79,9 @@ void Plan::choose_tiles() {
   const auto bytes = [&](int64_t rows) { return ic_chunk * window.size(rows) * int64_t(sizeof(float)); };
   ic_chunk = ic_blocks;
   tile = 1;
-  if (flat) {
+  if (strided) {
+    units = tile = conv.oh;
+  } else if (flat) {
     units = (conv.oh * conv.ow + kernels.cols - 1) / kernels.cols;
     tile = std::max<int64_t>(2, window_budget / (ic_chunk * pixel_bytes * kernels.cols));
   } else {
@@ -96,6 +114,18 @@ int64_t taps_of_row(const Conv& c, int64_t oh) {
   return taps.end - taps.begin;
 }
 
+// Whether a dst row and the next see src by the same rows of the filter.
+bool same_taps(const Conv& c, int64_t oh) {
+  const TapRows one = tap_rows(c, oh, 1), next = tap_rows(c, oh + 1, 1);
+  return one.begin == next.begin && one.end == next.end;
+}
+
+const ConvKernel* kernels_of(const Plan& plan, bool two_rows, int64_t blocks) {
+  const ConvKernels& kernels = plan.kernels;
+  if (plan.strided) return two_rows ? kernels.strided_two_rows[blocks - 1] : kernels.strided_row[blocks - 1];
+  return two_rows ? kernels.two_rows[blocks - 1] : kernels.one_row[blocks - 1];
+}
+
 // What all calls for some output channel blocks of a tile share.
 ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, int64_t blocks) {
   const Conv& c = plan.conv;
@@ -105,6 +135,7 @@ ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, in
   a.lanes = std::min(c.block, c.group_ic());
   a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - tile.ic_end));
   a.sum_blocks = sum_blocks(c, c.kh * c.kw);
+  a.tap_cols = c.kw;
   a.wei_block = c.wei_md.strides[0];
   a.wei_ic_block = c.kh * c.kw * a.lanes * c.block;
   a.dst_block = c.dst_block();
@@ -131,19 +162,24 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
   // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
   const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
   const bool first_alone = tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + tile.rows - 1);
+  const auto pair = [&](int64_t row) {
+    if (!pairs_of_rows || row + 1 == tile.rows || (row == 0 && first_alone)) return false;
+    return !plan.strided || same_taps(c, tile.row + row);
+  };
   const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
   const int64_t fewest = tile.cols / ncalls, wider = tile.cols % ncalls;  // columns a call; calls with one more
   int64_t calls_left = ncalls * (pairs_of_rows ? (tile.rows + 1) / 2 : tile.rows);
   for (int64_t row = 0; row < tile.rows;) {
-    const bool two = pairs_of_rows && row + 1 < tile.rows && (row > 0 || !first_alone);
+    const bool two = pair(row);
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
     a.taps = plan.taps.data() + taps.begin * c.kw;
     a.ntaps = (taps.end - taps.begin) * c.kw;
     a.wei = wei + taps.begin * c.kw * wei_tap;
-    const ConvKernel* const kernels = two ? plan.kernels.two_rows[blocks - 1] : plan.kernels.one_row[blocks - 1];
+    const ConvKernel* const kernels = kernels_of(plan, two, blocks);
     for (int64_t call = 0, begin = 0, cols; call < ncalls; call++, calls_left--, begin += cols) {
       cols = fewest + (call < wider);
-      a.src = tile.src + row * tile.src_row + begin * c.block;
+      a.src = tile.src + row * tile.src_row + begin * (plan.strided ? c.stride_w : 1) * c.block;
+      a.left_taps = plan.strided && begin == 0 ? c.pad_w : 0;
       a.src_prefetch = prefetch ? cols * c.block : 0;
       const int64_t pixel = (tile.row + row) * a.dst_row + (tile.col + begin) * c.dst_pixel();
       if (residual) a.epilogue.residual = residual + pixel;
@@ -171,6 +207,12 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
                tile.col * c.block;
     tile.src_block = strides[1];
     tile.src_row = strides[2];
+    return;
+  }
+  if (plan.strided) {
+    tile.src = src + (tile.row * c.stride_h - c.pad_h) * strides[2] - c.pad_w * c.block;
+    tile.src_block = strides[1];
+    tile.src_row = c.stride_h * strides[2];
     return;
   }
   tile.src = scratch;
@@ -207,7 +249,8 @@ void compute_tile(const Plan& plan, int64_t plane, int64_t begin, int64_t end, i
   tile.rows = plan.flat ? 1 : end - begin;
   tile.col = plan.flat ? begin * plan.kernels.cols : 0;
   tile.cols = plan.flat ? std::min(end * plan.kernels.cols, plan.conv.oh * plan.conv.ow) - tile.col : plan.conv.ow;
-  float* const scratch = plan.in_place ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
+  float* const scratch =
+      plan.in_place || plan.strided ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
   const int64_t first_group = oc_begin / plan.oc_blocks, last_group = (oc_end + plan.oc_blocks - 1) / plan.oc_blocks;
   for (int64_t group = first_group; group < last_group; group++) {
     const int64_t from = std::max(oc_begin, group * plan.oc_blocks);

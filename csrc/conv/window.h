@@ -80,23 +80,22 @@ struct Window {
   template <class Copy>
   void fill(const float* src, int64_t oh, int64_t dst_rows, float* window, const Copy& copy) const {
     const int64_t stride_h = conv.src_md.strides[2], stride_w = conv.src_md.strides[3];
-    for (int64_t r = 0; r < rows(dst_rows); r++) {
-      const int64_t ih = oh * conv.stride_h - conv.pad_h + r * row_step;
-      if (ih < 0 || ih >= conv.ih) {
-        std::fill_n(window, row_size, 0.f);
-        window += row_size;
-        continue;
-      }
-      for (int64_t phase = 0; phase < phases; phase++, window += phase_cols * element) {
-        // Column j of this phase is src column first + j * step.
-        const int64_t first = phase - conv.pad_w, step = col_step;
-        const int64_t begin = std::min(phase_cols, first < 0 ? (-first + step - 1) / step : 0);
-        const int64_t end =
-            std::max(begin, std::min(phase_cols, first < conv.iw ? (conv.iw - 1 - first) / step + 1 : 0));
-        std::fill_n(window, begin * element, 0.f);
-        copy(src + ih * stride_h + (first + begin * step) * stride_w, step * stride_w, window + begin * element,
-             end - begin);
-        std::fill_n(window + end * element, (phase_cols - end) * element, 0.f);
+    const int64_t nrows = rows(dst_rows), first_row = oh * conv.stride_h - conv.pad_h;
+    for (int64_t phase = 0; phase < phases; phase++) {
+      // Column j of this phase is src column first + j * step.
+      const int64_t first = phase - conv.pad_w, step = col_step;
+      const int64_t begin = std::min(phase_cols, first < 0 ? (-first + step - 1) / step : 0);
+      const int64_t end = std::max(begin, std::min(phase_cols, first < conv.iw ? (conv.iw - 1 - first) / step + 1 : 0));
+      const float* const from = src + (first + begin * step) * stride_w;
+      float* to = window + phase * phase_cols * element;
+      for (int64_t r = 0, ih = first_row; r < nrows; r++, ih += row_step, to += row_size) {
+        if (ih < 0 || ih >= conv.ih) {
+          std::fill_n(to, phase_cols * element, 0.f);
+          continue;
+        }
+        if (begin > 0) std::fill_n(to, begin * element, 0.f);
+        copy(from + ih * stride_h, step * stride_w, to + begin * element, end - begin);
+        if (end < phase_cols) std::fill_n(to + end * element, (phase_cols - end) * element, 0.f);
       }
     }
   }

@@ -59,23 +59,31 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
                               auto skip) __attribute__((always_inline)) {
       for (int64_t k = from; k < to; k++) {
         const float* wei = a.wei + k * a.wei_ic_block;
-        for (int64_t t = 0; t < a.ntaps; t++, wei += skip) {
+        for (int64_t t = 0, left = 0; t < a.ntaps; t++, wei += skip) {
           const float* const src = a.src + k * a.src_block + a.taps[t];
           if (!plain && ahead != 0)
             UNROLL for (int i = 0; i < block; i += step) __builtin_prefetch(src + ahead + i * block, 0, 3);
+          const auto multiply_tap = [&](auto first_col) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-          for (int64_t i = 0; i < lanes; i += step) {
-            if constexpr (!plain)  // into L2: more lines can be on their way there from memory than to L1
-              UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 2);
-            UNROLL for (int lane = 0; lane < step; lane++, wei += block) {
-              Vec w[Blocks];
-              UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
-              UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
-                const Vec x(src[r * src_row + c * Pixel + i + lane]);
-                UNROLL for (int b = 0; b < Blocks; b++) acc[b][r * Cols + c] =
-                    multiply_add(w[b], x, acc[b][r * Cols + c]);
+            for (int64_t i = 0; i < lanes; i += step) {
+              if constexpr (!plain)  // into L2: more lines can be on their way there from memory than to L1
+                UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 2);
+              UNROLL for (int lane = 0; lane < step; lane++, wei += block) {
+                Vec w[Blocks];
+                UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
+                UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = first_col; c < Cols; c++) {
+                  const Vec x(src[r * src_row + c * Pixel + i + lane]);
+                  UNROLL for (int b = 0; b < Blocks; b++) acc[b][r * Cols + c] =
+                      multiply_add(w[b], x, acc[b][r * Cols + c]);
+                }
               }
             }
+          };
+          if constexpr (Pixel > block) {
+            left < a.left_taps ? multiply_tap(Number<1>()) : multiply_tap(Number<0>());
+            left = left + 1 < a.tap_cols ? left + 1 : 0;
+          } else {
+            multiply_tap(Number<0>());
           }
         }
       }
@@ -122,6 +130,10 @@ constexpr ConvKernels make_table() {
   fill<block, 1, 2>(table.one_row[1], cols);
   fill<block, 2, 1>(table.two_rows[0], cols);
   fill<block, 2, 2>(table.two_rows[1], cols_two);
+  fill<2 * block, 1, 1>(table.strided_row[0], cols);
+  fill<2 * block, 1, 2>(table.strided_row[1], cols);
+  fill<2 * block, 2, 1>(table.strided_two_rows[0], cols);
+  fill<2 * block, 2, 2>(table.strided_two_rows[1], cols_two);
   fill<1, 1, 1>(table.plain_row[0][0], cols);
   fill<1, 1, 2>(table.plain_row[0][1], cols);
   fill<2, 1, 1>(table.plain_row[1][0], cols);

@@ -33,6 +33,8 @@ struct ConvArgs {
   int64_t src_prefetch;  // how far ahead of src the next call reads; 0 where it is not known
   const int64_t* taps;
   int64_t ntaps, nblocks, lanes;
+  // Of a strided src: of each `tap_cols` taps the first ones, which lie in the padding for the first pixel of a row.
+  int64_t tap_cols = 1, left_taps = 0;
   // The last ones of nblocks, whose channels are at most half a block: the others, padding, are not multiplied.
   int64_t half_blocks = 0;
   // ic blocks summed in one go; the sums are then added up, which keeps the error of long ones small. At least 1.
@@ -65,6 +67,9 @@ struct ConvKernels {
   // [oc blocks - 1][cols - 1]
   ConvKernel one_row[2][conv_max_cols];
   ConvKernel two_rows[2][conv_max_cols];
+  // The same of a src whose pixels are two blocks apart: a stride of 2 where it lies.
+  ConvKernel strided_row[2][conv_max_cols];
+  ConvKernel strided_two_rows[2][conv_max_cols];
   // [stride - 1]: src is a plain plane, its pixels 1 or 2 apart, not `block`
   ConvKernel plain_row[conv_max_plain_stride][2][conv_max_cols];
   const DepthwiseKernels* depthwise;
