@@ -1,5 +1,6 @@
-// The same interleave by permutations of any bytes of two vectors: for CPUs that have them (AVX-512 VBMI). The elements
-// of a group meet within the src row, then groups are transposed as words. So no rows lie in between.
+// Interleaves (reorder_interleave.h) by permutations of any bytes of two vectors, for CPUs that have them (AVX-512
+// VBMI): the elements of a group meet within the src row, then groups are transposed as words. Back, in the other
+// order.
 //
 // Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
 #pragma once

@@ -358,7 +358,7 @@ struct FromDenseRows {
   }
 };
 
-// One column, and one row, of those past a tile of `cols` by `rows` elements: too little for shuffles of whole vectors.
+// One column, past tiles of `tile_cols`, and one row: too little for shuffles of whole vectors.
 template <class T, int rows_, int tile_cols>
 struct OneColumn {
   static constexpr int element_size = sizeof(T), rows = rows_, cols = 1;
