@@ -2,9 +2,9 @@
 //
 // A tile of dst rows reads one window (window.h) of some channel blocks; all output channels of the tile are computed
 // from it, two blocks at a time, while it is in the cache. A 1x1 kernel of stride 1 needs no window: src is read in
-// place, height and width as one long row where they are one in src and dst. Nor do groups of a stride of 2, which have
-// so few products for a pixel that the copy would take a tenth of the time. With a depth each plane of dst is by
-// itself: every pair of a channel block and a plane of the filter counts as a channel block.
+// place, height and width as one long row where they are one in src and dst. Nor do groups of a stride of 2 need one:
+// they have so few products for a pixel that the copy would take a tenth of the time. With a depth each plane of dst is
+// by itself: every pair of a channel block and a plane of the filter counts as a channel block.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -225,7 +225,7 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
 
 // Has the src fetched that is read after this tile's of `group`: the next group's before group `last`, else that of
 // group `first` of the next image; where each is one piece of memory. Groups have so few products for a pixel that
-// copying src from memory would take a sixth of the time.
+// waiting for src from memory would take a sixth of the time.
 void fetch_next(const Plan& plan, Tile& tile, int64_t group, int64_t first, int64_t last) {
   const Conv& c = plan.conv;
   const int64_t* strides = c.src_md.strides;

@@ -7,9 +7,6 @@
 #include "reorder_tiles.h"
 #if defined(CPU_CAPABILITY_AVX512)
 #include <immintrin.h>
-
-#pragma GCC push_options
-#pragma GCC target("avx512vbmi")
 #endif
 
 namespace torch_blocked {
@@ -17,6 +14,9 @@ namespace {
 
 #if defined(CPU_CAPABILITY_AVX512)
 bool has_pick() { return __builtin_cpu_supports("avx512vbmi"); }
+
+#pragma GCC push_options
+#pragma GCC target("avx512vbmi")
 
 using Words16 = Tile<uint32_t, 64, 16>;
 
@@ -72,6 +72,8 @@ void deinterleave_picked(const char* src, const int64_t* src_lines, int64_t line
     for (int64_t r = 0; r < rows; r++, from += row_bytes) store<false>(to + dst_rows[r], pick(from, places));
   }
 }
+
+#pragma GCC pop_options
 #else
 bool has_pick() { return false; }
 constexpr ReorderKernels::InterleavePicked* interleave_picked = nullptr;
@@ -80,7 +82,3 @@ constexpr ReorderKernels::DeinterleavePicked* deinterleave_picked = nullptr;
 
 }  // namespace
 }  // namespace torch_blocked
-
-#if defined(CPU_CAPABILITY_AVX512)
-#pragma GCC pop_options
-#endif
