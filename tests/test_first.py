@@ -28,6 +28,12 @@ SHAPES = [
     (2, 48, 9, 16, (3, 9), (1, 1), (0, 20), (1, 1)),
     (3, 16, 9, 29, (1, 1), (1, 1), (0, 0), (1, 1)),
     (3, 16, 5, 60, (2, 3), (1, 3), (1, 1), (1, 1)),
+    # Only the first column sees padding on its left: with most taps, with a few of them left, with all.
+    (1, 24, 8, 130, (2, 2), (1, 1), (1, 1), (1, 1)),
+    (3, 16, 7, 120, (3, 3), (2, 2), (2, 2), (1, 1)),
+    (3, 20, 9, 100, (3, 3), (2, 2), (2, 2), (2, 2)),
+    (2, 16, 9, 120, (3, 1), (1, 1), (1, 1), (1, 1)),
+    (2, 40, 5, 90, (1, 1), (2, 2), (2, 2), (1, 1)),
 ]
 
 
@@ -69,13 +75,16 @@ def test_one_row_for_all(isa):
     check_close(first(x, w, None, (2, 2), (1, 1), (1, 1)), F.conv2d(x.double(), w.double(), None, 2, 1))
 
 
-def test_post_ops(isa, guarded):
+@pytest.mark.parametrize("activation", [F.relu, F.silu], ids=lambda f: f.__name__)
+def test_post_ops(isa, guarded, activation):
     x, w, scale, shift = torch.randn(2, 3, 9, 140), torch.randn(20, 3, 3, 3), torch.randn(20), torch.randn(20)
     residual = torch.randn(2, 20, 5, 70)
     expected = F.conv2d(x.double(), w.double(), None, 2, 1) * scale.view(-1, 1, 1) + shift.view(-1, 1, 1) + residual
     blocked = residual.to(activation_format(4, library.isa_block())).physical
-    got = first(x, w, None, (2, 2), (1, 1), (1, 1), scale=scale, shift=shift, residual=blocked, activation="relu")
-    check_close(got, expected.relu())
+    got = first(
+        x, w, None, (2, 2), (1, 1), (1, 1), scale=scale, shift=shift, residual=blocked, activation=activation.__name__
+    )
+    check_close(got, activation(expected))
 
 
 @pytest.mark.parametrize("depth", [1, 3])

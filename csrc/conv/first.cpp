@@ -1,8 +1,8 @@
 // Convolution of a plain src, whatever its strides: the first layer of a network, which reads an image of few channels.
 //
 // The filter's taps run over rows, columns and channels, so the sum is one loop over a table; dst is blocked. Where
-// rows of src are dense and no tap of theirs is left or right of it, columns of dst read it in place; others read a
-// window of it, one plane a channel (and filter plane).
+// rows of src are dense, columns of dst read it in place if no tap of theirs is left or right of it, or those of the
+// first alone are left; others read a window of it, one plane a channel (and filter plane).
 #include <list>
 
 #include "../parallel.h"
@@ -26,10 +26,11 @@ MemoryDesc weights(const Conv& c) { return dense_desc(c.wei_md, {0, 2, 3, 1}, {{
 // Columns [begin, end) of dst whose src lies in one place.
 struct Columns {
   int64_t begin, end;
-  bool in_place;  // in src itself: no tap of theirs is left or right of it
+  bool in_place;  // in src itself: no tap of theirs is left or right of it, but the first column's `left_taps`
   Conv conv;      // of them alone
   Window window;
   int64_t row, plane;  // floats from one src row, and from one plane of src, to the next
+  int64_t left_taps;   // of a row of the filter
   std::pmr::vector<int64_t> taps;
 
   Columns(const Conv& c, int64_t first, int64_t last, bool stays, bool kernel_takes_stride, int64_t dst_rows,
@@ -42,6 +43,7 @@ struct Columns {
         taps(memory) {
     row = in_place ? c.src_md.strides[2] : window.row_size;
     plane = in_place ? c.src_md.strides[1] : window.size(dst_rows);
+    left_taps = in_place && conv.pad_w > 0 ? (conv.pad_w - 1) / c.dilation_w + 1 : 0;
     taps.reserve(c.kd * c.kh * c.kw * c.ic);
     for (int64_t kd = 0; kd < c.kd; kd++)
       for (int64_t kh = 0; kh < c.kh; kh++)
@@ -91,13 +93,13 @@ Plan::Plan(const Conv& c)
   split_columns((c.oh + ntiles - 1) / ntiles);
 }
 
-// Whole calls, of which those that see all columns inside src read it in place.
+// Whole calls, of which those that see all columns inside src, or all but their first, read it in place.
 void Plan::split_columns(int64_t dst_rows) {
   const Conv& c = conv;
   const bool can_stay = takes_stride() && c.src_md.strides[3] == 1 && c.kd == 1 && c.pad_d == 0;
   const int64_t right = c.iw + c.pad_w - (c.kw - 1) * c.dilation_w;  // dst columns whose src begins before see all
   const int64_t left = std::max<int64_t>(0, (c.pad_w + c.stride_w - 1) / c.stride_w);  // those that see padding
-  int64_t begin = (left + cols - 1) / cols * cols;
+  int64_t begin = left <= 1 ? 0 : (left + cols - 1) / cols * cols;
   int64_t end = right <= 0 ? 0 : std::min(c.ow, (right + c.stride_w - 1) / c.stride_w);
   if (end < c.ow) end = end / cols * cols;
   if (!can_stay || begin >= end) begin = end = 0;
@@ -117,29 +119,33 @@ struct Rows {
   int64_t dst;  // where they begin
 };
 
-// Fetches what a later row of dst reads anew for `cols` columns whose own src begins at `src`.
-void fetch_ahead(const Columns& columns, const float* src, int64_t cols) {
+// Fetches what a later row of dst reads anew for the columns whose own src begins at `src`.
+void fetch_ahead(const Columns& columns, const float* src) {
   const Conv& c = columns.conv;
   src += (fetched_ahead * c.stride_h + std::max<int64_t>(0, c.kh - c.stride_h)) * columns.row;
   for (int64_t channel = 0; channel < c.ic; channel++)
     for (int64_t row = 0; row < c.stride_h; row++)
-      for (int64_t i = 0; i < cols * c.stride_w; i += line)
+      for (int64_t i = 0; i < c.ow * c.stride_w; i += line)
         __builtin_prefetch(src + channel * columns.plane + row * columns.row + i, 0, 2);
 }
 
 // The columns of one row of dst, which the kernel finds at `src` and writes at `dst`.
-void compute_columns(const Plan& plan, const Columns& columns, const float* src, int64_t dst, bool fetch,
+void compute_columns(const Plan& plan, const Columns& columns, const float* src, int64_t dst,
                      const ConvKernel* kernel_of_cols, ConvArgs& a) {
   const Conv& c = plan.conv;
-  for (int64_t begin = columns.begin, n; begin < columns.end; begin += n, src += n * plan.pixel) {
-    n = std::min(plan.cols, columns.end - begin);
+  const auto compute = [&](int64_t begin, int64_t cols, int64_t runs) {
+    if (cols == 0 || runs == 0) return;
     const int64_t at = dst + begin * c.block;
-    a.src = src;
+    a.src = src + (begin - columns.begin) * plan.pixel;
+    a.left_taps = begin == columns.begin ? columns.left_taps * c.ic : 0;
+    a.runs = runs;
     a.dst = c.dst + at;
     if (c.post_ops.residual) a.epilogue.residual = c.post_ops.residual + at;
-    if (fetch) fetch_ahead(columns, src, n);
-    kernel_of_cols[n - 1](a);
-  }
+    kernel_of_cols[cols - 1](a);
+  };
+  const int64_t rest = (columns.end - columns.begin) % plan.cols;
+  compute(columns.begin, plan.cols, (columns.end - columns.begin) / plan.cols);
+  compute(columns.end - rest, rest, 1);
 }
 
 // One or two blocks of output channels.
@@ -150,6 +156,7 @@ void compute_rows(const Plan& plan, const Rows& rows, int64_t oc_block) {
   a.nblocks = a.lanes = 1;
   a.wei_block = c.wei_md.strides[0];
   a.dst_block = c.dst_block();
+  a.tap_cols = c.kw * c.ic;
   a.first = a.last = true;
   a.stream = plan.stream;
   a.fetch_dst = !plan.stream && !c.dst_cached;
@@ -166,8 +173,8 @@ void compute_rows(const Plan& plan, const Rows& rows, int64_t oc_block) {
       a.taps = columns.taps.data();
       a.ntaps = (inside.end - inside.begin) * row_taps;
       a.wei = c.wei + oc_block * a.wei_block + inside.begin * row_taps * c.block;
-      const bool fetch = plan.stream && columns.in_place && oc_block == 0;
-      compute_columns(plan, columns, src, dst + row * c.dst_row(), fetch, kernels, a);
+      if (plan.stream && columns.in_place && oc_block == 0) fetch_ahead(columns, src);
+      compute_columns(plan, columns, src, dst + row * c.dst_row(), kernels, a);
       copy += columns.copied();
     }
   }

@@ -41,11 +41,9 @@ inline void end_sums(const ConvArgs& a, bool first, bool last, int b, bool strea
 template <int64_t n>
 using Number = std::integral_constant<int64_t, n>;
 
-// Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels: of a plain
-// src, which has one lane a tap, less than a block.
+// Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
 template <int Pixel, int Rows, int Cols, int Blocks>
 __attribute__((noinline)) void convolve(const ConvArgs& a) {
-  constexpr bool plain = Pixel < block;
   const int64_t src_row = a.src_row, wei_block = a.wei_block, ahead = a.src_prefetch;
   const int64_t wei_ahead = a.next ? a.next - a.wei : wei_prefetch, wei_ahead_block = a.next ? 0 : wei_block;
   const bool stream = a.stream;
@@ -61,13 +59,13 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
         const float* wei = a.wei + k * a.wei_ic_block;
         for (int64_t t = 0, left = 0; t < a.ntaps; t++, wei += skip) {
           const float* const src = a.src + k * a.src_block + a.taps[t];
-          if (!plain && ahead != 0)
+          if (ahead != 0)
             UNROLL for (int i = 0; i < block; i += step) __builtin_prefetch(src + ahead + i * block, 0, 3);
           const auto multiply_tap = [&](auto first_col) __attribute__((always_inline)) {
 #pragma GCC unroll 4
             for (int64_t i = 0; i < lanes; i += step) {
-              if constexpr (!plain)  // into L2: more lines can be on their way there from memory than to L1
-                UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 2);
+              // Into L2: more lines can be on their way there from memory than to L1.
+              UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 2);
               UNROLL for (int lane = 0; lane < step; lane++, wei += block) {
                 Vec w[Blocks];
                 UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
@@ -89,21 +87,106 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
       }
     };
     const int64_t end = std::min(begin + a.sum_blocks, a.nblocks), whole = std::min(end, a.nblocks - a.half_blocks);
-    if constexpr (plain)
-      multiply(begin, end, Number<1>(), Number<1>(), Number<0>());
-    else if (a.lanes == block) {
+    if (a.lanes == block) {
       multiply(begin, whole, Number<block>(), Number<line / block>(), Number<0>());
       multiply(std::max(begin, whole), end, Number<block / 2>(), Number<line / block>(), Number<block / 2 * block>());
-    } else
+    } else {
       multiply(begin, end, a.lanes, Number<1>(), Number<0>());
+    }
     const bool last = a.last && end == a.nblocks;
     UNROLL for (int b = 0; b < Blocks; b++) end_sums<Rows, Cols>(a, first, last, b, stream, acc[b]);
+  }
+}
+
+// Adds the products of one tap of a plain src to columns [begin, end), but to column 0 where that tap is `left` of src.
+template <int Pixel, int begin, int end, int Cols, int Blocks>
+[[gnu::always_inline]] inline void multiply_plain_tap(const float* src, const float* wei, int64_t wei_block, bool left,
+                                                      Vec (&acc)[Blocks][Cols]) {
+  Vec w[Blocks];
+  UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
+  UNROLL for (int c = begin; c < end; c++) {
+    if (c == 0 && left) continue;
+    const Vec x(src[c * Pixel]);
+    UNROLL for (int b = 0; b < Blocks; b++) acc[b][c] = multiply_add(w[b], x, acc[b][c]);
+  }
+}
+
+// The epilogue of columns [begin, end), and their stores.
+template <int begin, int end, int Cols, int Blocks>
+[[gnu::always_inline]] inline void end_plain_columns(Epilogue e, float* dst, int64_t dst_block, bool stream,
+                                                     Vec (&acc)[Blocks][Cols]) {
+  if (e.residual) e.residual += begin * block;
+  UNROLL for (int b = 0; b < Blocks; b++) {
+    Vec sums[end - begin];
+    UNROLL for (int c = begin; c < end; c++) sums[c - begin] = acc[b][c];
+    finish<1, end - begin>(e, b * block, dst_block, 0, block, sums);
+    UNROLL for (int c = begin; c < end; c++) store_vector(sums[c - begin], dst + b * dst_block + c * block, stream);
+  }
+}
+
+constexpr int taps_in_turn = 3;
+
+// The last taps, none of them left of src, and the end of the columns from `begin` on, some at a time, so that these
+// are stored while the next are multiplied: a store takes as long as two products.
+template <int Pixel, int begin, int Cols, int Blocks>
+[[gnu::always_inline]] inline void end_plain_in_turn(const ConvArgs& a, const Epilogue& e, const float* src, float* dst,
+                                                     Vec (&acc)[Blocks][Cols]) {
+  if constexpr (begin < Cols) {
+    constexpr int end = std::min(begin + block / 4, Cols);
+    const int64_t* const taps = a.taps + a.ntaps - taps_in_turn;
+    const float* const wei = a.wei + (a.ntaps - taps_in_turn) * block;
+    // No loop: the branches of a short one are often mispredicted.
+    multiply_plain_tap<Pixel, begin, end>(src + taps[0], wei, a.wei_block, false, acc);
+    multiply_plain_tap<Pixel, begin, end>(src + taps[1], wei + block, a.wei_block, false, acc);
+    multiply_plain_tap<Pixel, begin, end>(src + taps[2], wei + 2 * block, a.wei_block, false, acc);
+    end_plain_columns<begin, end>(e, dst, a.dst_block, a.stream, acc);
+    end_plain_in_turn<Pixel, end>(a, e, src, dst, acc);
+  }
+}
+
+// As convolve of a plain src, which has one lane a tap: runs of Cols pixels of a row, the whole sum at once.
+template <int Pixel, int Cols, int Blocks>
+__attribute__((noinline)) void convolve_plain(const ConvArgs& a) {
+  const float* src = a.src;
+  float* dst = a.dst;
+  Epilogue epilogue = a.epilogue;
+  const int64_t ntaps = a.ntaps, wei_block = a.wei_block, dst_block = a.dst_block;
+  for (int64_t run = 0, left_taps = a.left_taps; run < a.runs; run++, left_taps = 0) {
+    Vec acc[Blocks][Cols];
+    UNROLL for (int b = 0; b < Blocks; b++) {
+      const Vec start = epilogue.bias ? Vec::loadu(epilogue.bias + b * block) : Vec(0.f);
+      UNROLL for (int c = 0; c < Cols; c++) {
+        if (a.fetch_dst) __builtin_prefetch(dst + b * dst_block + c * block, 1, 3);
+        acc[b][c] = start;
+      }
+    }
+    const bool in_turn =
+        !epilogue.activate && ntaps >= taps_in_turn && (left_taps == 0 || a.tap_cols - left_taps >= taps_in_turn);
+    const int64_t whole = in_turn ? ntaps - taps_in_turn : ntaps;
+    for (int64_t t = 0, col = 0; t < whole; t++) {
+      multiply_plain_tap<Pixel, 0, Cols>(src + a.taps[t], a.wei + t * block, wei_block, col < left_taps, acc);
+      col = col + 1 < a.tap_cols ? col + 1 : 0;
+    }
+    if (in_turn) {
+      if (epilogue.activate) __builtin_unreachable();  // no call, around which GCC would keep all columns in memory
+      end_plain_in_turn<Pixel, 0>(a, epilogue, src, dst, acc);
+    } else {
+      end_plain_columns<0, Cols>(epilogue, dst, dst_block, a.stream, acc);
+    }
+    src += Cols * Pixel;
+    dst += Cols * block;
+    if (epilogue.residual) epilogue.residual += Cols * block;
   }
 }
 
 template <int Pixel, int Rows, int Blocks, size_t... I>
 constexpr void fill(ConvKernel* row, std::index_sequence<I...>) {
   ((row[I] = convolve<Pixel, Rows, int(I) + 1, Blocks>), ...);
+}
+
+template <int Pixel, int Blocks, size_t... I>
+constexpr void fill_plain(ConvKernel* row, std::index_sequence<I...>) {
+  ((row[I] = convolve_plain<Pixel, int(I) + 1, Blocks>), ...);
 }
 
 void copy_pixels(const float* src, int64_t stride, float* dst, int64_t n) {
@@ -134,10 +217,10 @@ constexpr ConvKernels make_table() {
   fill<2 * block, 1, 2>(table.strided_row[1], cols);
   fill<2 * block, 2, 1>(table.strided_two_rows[0], cols);
   fill<2 * block, 2, 2>(table.strided_two_rows[1], cols_two);
-  fill<1, 1, 1>(table.plain_row[0][0], cols);
-  fill<1, 1, 2>(table.plain_row[0][1], cols);
-  fill<2, 1, 1>(table.plain_row[1][0], cols);
-  fill<2, 1, 2>(table.plain_row[1][1], cols);
+  fill_plain<1, 1>(table.plain_row[0][0], cols);
+  fill_plain<1, 2>(table.plain_row[0][1], cols);
+  fill_plain<2, 1>(table.plain_row[1][0], cols);
+  fill_plain<2, 2>(table.plain_row[1][1], cols);
   table.depthwise = &TORCH_BLOCKED_TIER_NAME(depthwise_kernels);
   table.weight_gradient = &TORCH_BLOCKED_TIER_NAME(weight_gradient_kernels);
   table.activations = &TORCH_BLOCKED_TIER_NAME(activation_kernels);
