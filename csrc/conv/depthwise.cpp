@@ -2,12 +2,14 @@
 //
 // Output channel o of a block reads the src channels of its group. With the j-th of them brought into lane o, a grouped
 // convolution is a sum over j of depthwise ones: vectors of filters times vectors of pixels, no lane wasted. Where
-// groups have whole blocks of output channels it is the same src channel for all lanes.
+// groups have whole blocks of output channels it is the same src channel for all lanes. Where groups of four or eight
+// channels share a block, lanes keep their own channel and the filters are moved instead, once for a block.
 //
 // src is read where it lies. The kernels for whole rows of the filter pass over the pixels in the padding. For filters
 // that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
 // list of taps. The rows of the filter that are inside are a part of the list.
 #include "../parallel.h"
+#include "../scratch.h"
 #include "cost.h"
 #include "inline_memory.h"
 
@@ -51,6 +53,9 @@ struct Plan {
   PaddedPostOps post_ops;
   int64_t oc_blocks, dst_image;
   bool stream;
+  Lane lane;
+  ExchangeWeights exchange;      // null where the kernels take weights as they are
+  int64_t wei_kw, wei_plane;     // from one tap of a row, one plane of the filter to the next, as the kernels take them
   std::vector<int64_t> weights;  // of each channel of a group of several: where they begin
   InlineMemory<4096> memory;
   std::pmr::vector<ColumnRun> runs{&memory};
@@ -58,6 +63,8 @@ struct Plan {
 
   explicit Plan(const Conv& c);
   Inside columns(int64_t ow) const { return {ow * conv.stride_w - conv.pad_w, conv.kw, conv.dilation_w, conv.iw}; }
+  bool maps_lanes() const { return lane != Lane::Own && !exchange; }
+  int64_t exchanged_size() const { return exchange ? conv.kd * wei_plane : 0; }
 };
 
 // The index into depthwise_kw of the kernels that take a row of the filter at once; 0 where they go tap by tap.
@@ -78,15 +85,23 @@ bool can(const Conv& c) {
 }
 
 Plan::Plan(const Conv& c)
-    : conv(c), post_ops(c), oc_blocks(c.oc_blocks()), dst_image(c.dst_image()), stream(c.kd == 1 && streams_dst(c)) {
-  if (lanes_of(c) != Lane::Own) weights = channel_weights(c);
+    : conv(c),
+      post_ops(c),
+      oc_blocks(c.oc_blocks()),
+      dst_image(c.dst_image()),
+      stream(c.kd == 1 && streams_dst(c)),
+      lane(lanes_of(c)),
+      exchange(c.kernels()->depthwise->exchange_weights[int(lane)]),
+      wei_kw(exchange ? c.group_ic() * c.block : c.wei_md.strides[3]),
+      wei_plane(exchange ? c.kh * c.kw * wei_kw : c.wei_md.strides[4]) {
+  if (lane != Lane::Own) weights = channel_weights(c);
   rows.reserve(c.oh);
   planes.reserve(c.od);
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
   const DepthwiseKernels& all = *c.kernels()->depthwise;
-  const int lane = int(lanes_of(c)), kernel = row_kernel(c), step = depthwise_kw[kernel];
-  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : all.cols[lane][kernel];
+  const int kernel = row_kernel(c), step = depthwise_kw[kernel];
+  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : all.cols[int(lane)][kernel];
   const auto taken = [&](int64_t ow) { return kernel ? Inside(0, c.kw, 1, c.kw) : columns(ow); };
   for (int64_t begin = 0, end; begin < c.ow; begin = end) {
     const Inside inside = taken(begin);
@@ -95,15 +110,15 @@ Plan::Plan(const Conv& c)
     ColumnRun run(&memory);
     run.begin = begin;
     run.end = end;
-    run.kernels = all.kernels[lane][kernel][std::max<int64_t>(1, stride) - 1];
+    run.kernels = all.kernels[int(lane)][kernel][std::max<int64_t>(1, stride) - 1];
     run.cols = (end - begin + ntiles - 1) / ntiles;
     run.taps.reserve(c.kh * taps_per_row);
     run.rows.reserve(c.oh);
     for (int64_t kh = 0; kh < c.kh; kh++)
       for (int64_t kw = inside.begin; kw < inside.end; kw += step) {
         const int64_t index[] = {0, 0, kh, kw, 0};
-        run.taps.push_back(
-            {kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.src_md.strides[3], c.wei_md.off_v(index)});
+        run.taps.push_back({kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.src_md.strides[3],
+                            exchange ? (kh * c.kw + kw) * wei_kw : c.wei_md.off_v(index)});
       }
     for (const Inside& row : rows) run.rows.push_back({row.begin * taps_per_row, row.end * taps_per_row});
     runs.push_back(std::move(run));
@@ -114,7 +129,10 @@ Plan::Plan(const Conv& c)
 
 Lane lanes_of(const Conv& c) {
   if (c.group_ic() == 1 && c.group_oc() == 1) return Lane::Own;
-  if (c.shares_blocks() && c.block == 16 && c.group_ic() == 8) return Lane::Pairs;
+  const Lane exchanging = c.group_ic() == 4 ? Lane::Fours : Lane::Eights;
+  if (c.shares_blocks() && (c.group_ic() == 4 || c.group_ic() == 8) && c.kernels() &&
+      c.kernels()->depthwise->exchange_weights[int(exchanging)])
+    return exchanging;
   return c.group_oc() % c.block == 0 ? Lane::Same : Lane::Mapped;
 }
 
@@ -183,7 +201,7 @@ DepthwiseArgs arguments(const Plan& plan) {
   const int64_t filter_rows = (c.kh - 1) * c.dilation_h + 1;
   a.ahead_rows = std::min(c.stride_h, filter_rows);  // those that the dst row before it has not read
   a.ahead = (fetched_ahead * c.stride_h + filter_rows - a.ahead_rows) * c.src_md.strides[2];
-  a.wei_kw = c.wei_md.strides[3];
+  a.wei_kw = plan.wei_kw;
   a.dst_step = c.dst_step();
   a.dst_row = c.dst_row();
   a.stream = plan.stream;
@@ -208,7 +226,7 @@ void compute_columns(const Plan& plan, const Strip& strip, const ColumnRun& run,
   }
 }
 
-void compute_strip(const Plan& plan, const Strip& strip, DepthwiseArgs& a) {
+void compute_strip(const Plan& plan, const Strip& strip, const float* wei, DepthwiseArgs& a) {
   const Conv& c = plan.conv;
   const Inside planes = plan.planes[strip.od];
   const std::vector<TapRange> none(planes.begin == planes.end ? strip.rows : 0);  // the filter lies in the padding
@@ -218,7 +236,7 @@ void compute_strip(const Plan& plan, const Strip& strip, DepthwiseArgs& a) {
   for (int64_t kd = planes.begin; kd <= last; kd++) {
     const int64_t id = strip.od * c.stride_d - c.pad_d + kd * c.dilation_d;
     const int64_t src_row = id * c.src_md.strides[4] + (strip.oh * c.stride_h - c.pad_h) * c.src_md.strides[2];
-    a.wei = c.wei + strip.oc_block * c.wei_md.strides[0] + kd * c.wei_md.strides[4];
+    a.wei = wei + kd * plan.wei_plane;
     a.first = kd == planes.begin;
     a.last = kd == last;
     for (const ColumnRun& run : plan.runs) {
@@ -228,25 +246,43 @@ void compute_strip(const Plan& plan, const Strip& strip, DepthwiseArgs& a) {
   }
 }
 
+// The weights of a block of output channels as the kernels take them, which may be in `exchanged`.
+const float* block_weights(const Plan& plan, int64_t oc_block, float* exchanged) {
+  const Conv& c = plan.conv;
+  const float* const wei = c.wei + oc_block * c.wei_md.strides[0];
+  if (!plan.exchange) return wei;
+  for (int64_t kd = 0, tap = 0; kd < c.kd; kd++)
+    for (int64_t kh = 0; kh < c.kh; kh++)
+      for (int64_t kw = 0; kw < c.kw; kw++, tap++) {
+        const int64_t index[] = {0, 0, kh, kw, kd};
+        plan.exchange(wei + c.wei_md.off_v(index), plan.weights.data(), exchanged + tap * plan.wei_kw);
+      }
+  return exchanged;
+}
+
 void run(const Conv& c) {
   const Plan plan(c);
-  const bool own_lanes = lanes_of(c) == Lane::Own;
   parallel_for(c.n * plan.oc_blocks * c.od * c.oh, c.nthreads, [&](int64_t begin, int64_t end) {
     DepthwiseArgs a = arguments(plan);
     LaneMap own{};
     std::vector<LaneMap> maps;
     a.maps = &own;
     a.nmaps = 1;
-    for (int64_t index = begin, maps_of = -1; index < end;) {
+    float* const exchanged = Scratch::get(plan.exchanged_size());
+    const float* wei = nullptr;
+    for (int64_t index = begin, oc_block = -1; index < end;) {
       const Strip strip(plan, index, end);
-      if (own_lanes) {
-        own.src = strip.oc_block * c.src_md.strides[1];
-      } else if (maps_of != strip.oc_block) {
-        lane_maps(c, maps_of = strip.oc_block, plan.weights, maps);
-        a.maps = maps.data();
-        a.nmaps = maps.size();
+      if (oc_block != strip.oc_block) {
+        oc_block = strip.oc_block;
+        own.src = oc_block * c.src_md.strides[1];
+        wei = block_weights(plan, oc_block, exchanged);
+        if (plan.maps_lanes()) {
+          lane_maps(c, oc_block, plan.weights, maps);
+          a.maps = maps.data();
+          a.nmaps = maps.size();
+        }
       }
-      compute_strip(plan, strip, a);
+      compute_strip(plan, strip, wei, a);
       index += strip.rows;
     }
     if (plan.stream) finish_streams();

@@ -168,7 +168,8 @@ void add_lane_products(const Problem& p, const Chunk& chunk, int64_t oc_block, c
           p.kernels.lane_product(a, nullptr);
           break;
         case Lane::Mapped:
-        case Lane::Pairs:
+        case Lane::Fours:
+        case Lane::Eights:
           p.kernels.lane_product(a, &map);
           break;
         case Lane::Same:

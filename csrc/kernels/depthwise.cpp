@@ -110,49 +110,75 @@ struct Tile {
   }
 };
 
-#if defined(CPU_CAPABILITY_AVX512)
-template <int Kw, int Stride, int Cols>
-struct Tile<Lane::Pairs, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols> {
-  using Tile<Lane::Mapped, Kw, Stride, Cols>::acc;
+// Channels of a group whose lanes exchange their sums; 0 for others.
+constexpr int exchanging(Lane lane) { return lane == Lane::Fours ? 4 : lane == Lane::Eights ? 8 : 0; }
 
-  // Of every quad of lanes its j-th channel is moved to all four, which takes the eight channels of two groups in four
-  // moves: the quads of a group hold what its first and its last four channels add to four outputs. A move serves two
-  // vectors of sums, for the first and the last four outputs, and some CPUs have no unit for moves beside those that
-  // multiply.
+// Every lane multiplies its own channel, for each output of its group in turn: that of lane i ^ r is in the r-th of its
+// sums. In the end lanes exchange these, by halves (as a reduction by recursive doubling), and no pixel's lanes are
+// moved.
+template <Lane lane, int Kw, int Stride, int Cols>
+  requires(exchanging(lane) > 0)
+struct Tile<lane, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols> {
+  using Base = Tile<Lane::Mapped, Kw, Stride, Cols>;
+  static constexpr int n = exchanging(lane);
+  static constexpr int fetching = (Cols * Stride * Stride * block - 1) / (Kw * Base::Fetch::line) + 1;
+
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
-    constexpr int quad = 4;
-    Vec low[Cols], high[Cols];
-    UNROLL for (int c = 0; c < Cols; c++) low[c] = high[c] = Vec(0.f);
-    typename Tile<Lane::Mapped, Kw, Stride, Cols>::Fetch ahead(a, src_offset, iw, Cols * Stride,
-                                                               quad * (taps.end - taps.begin));
-    for (int j = 0; j < quad; j++) {
-      const __m512i channel = _mm512_set1_epi32(j);
-      for (int64_t t = taps.begin; t < taps.end; t++) {
-        const float* const wei = a.wei + a.taps[t].wei;
-        Vec low_wei[Kw], high_wei[Kw];
-        UNROLL for (int k = 0; k < Kw; k++) {
-          const Vec first = Vec::loadu(wei + a.maps[j].wei + k * a.wei_kw);
-          const Vec last = Vec::loadu(wei + a.maps[j + quad].wei + k * a.wei_kw);
-          low_wei[k] = even_quads(first, last);
-          high_wei[k] = odd_quads(first, last);
+    Vec sums[n][Cols];
+    UNROLL for (int r = 0; r < n; r++) UNROLL for (int c = 0; c < Cols; c++) sums[r][c] = Vec(0.f);
+    typename Base::Fetch ahead(a, src_offset, iw, Cols * Stride, taps.end - taps.begin);
+    const DepthwiseArgs edges = a;  // in registers: else GCC branches at each pixel, and keeps sums in memory there
+    for (int64_t t = taps.begin; t < taps.end; t++) {
+      const float* const src = a.src + (src_offset + a.maps[0].src + a.taps[t].src);
+      const float* wei = a.wei + a.taps[t].wei;
+      UNROLL for (int i = 0; i < fetching; i++) ahead.fetch(i);
+      UNROLL for (int k = 0; k < Kw; k++, wei += n * block) {
+        Vec x[Cols];
+        UNROLL for (int c = 0; c < Cols; c++) x[c] =
+            in_register(Vec::loadu(Base::pixel_at(edges, src, iw, c * Stride + k)));
+        UNROLL for (int r = 0; r < n; r++) {
+          const Vec w = in_register(Vec::loadu(wei + r * block));
+          UNROLL for (int c = 0; c < Cols; c++) sums[r][c] = multiply_add(w, x[c], sums[r][c]);
         }
-        const float* const src = a.src + (src_offset + a.maps[0].src + a.taps[t].src);
-#pragma GCC unroll 64
-        for (int i = 0; i < this->pixels; i++) {
-          if (i < this->fetching) ahead.fetch(i);
-          const Vec x = of_quads(this->pixel_at(a, src, iw, i), channel);
-          UNROLL for (int k = 0; k < Kw; k++) if (const int c = this->column(i, k); c >= 0) {
-            low[c] = multiply_add(low_wei[k], x, low[c]);
-            high[c] = multiply_add(high_wei[k], x, high[c]);
-          }
-        }
-        ahead.to_next_call();
       }
+      ahead.to_next_call();
     }
-    UNROLL for (int c = 0; c < Cols; c++) acc[c] = acc[c] + (even_quads(low[c], high[c]) + odd_quads(low[c], high[c]));
+    add_exchanged<n>(sums);
+    UNROLL for (int c = 0; c < Cols; c++) this->acc[c] = this->acc[c] + sums[0][c];
+  }
+
+  template <int count>
+  [[gnu::always_inline]] static void add_exchanged(Vec (&sums)[n][Cols]) {
+    if constexpr (constexpr int half = count / 2; half > 0) {
+      UNROLL for (int r = 0; r < half; r++) UNROLL for (int c = 0; c < Cols; c++) sums[r][c] =
+          sums[r][c] + exchange<half>(sums[r + half][c]);
+      add_exchanged<half>(sums);
+    }
   }
 };
-#endif
+
+// w[i] of lane j becomes what w[i ^ j] was, as far as the bits from `bit` on.
+template <int bit, int n>
+[[gnu::always_inline]] inline void exchange_vectors(Vec (&w)[n]) {
+  if constexpr (bit < n) {
+    Vec mixed[n];
+    UNROLL for (int i = 0; i < n; i++) mixed[i] = by_bit<bit>(w[i], w[i ^ bit]);
+    UNROLL for (int i = 0; i < n; i++) w[i] = mixed[i];
+    exchange_vectors<2 * bit>(w);
+  }
+}
+
+template <int... r>
+void exchange_weights(const float* wei, const int64_t* channels, float* to, std::integer_sequence<int, r...>) {
+  Vec w[] = {Vec::loadu(wei + channels[r])...};
+  exchange_vectors<1>(w);
+  (exchange<r>(w[r]).store(to + r * block), ...);
+}
+
+template <Lane lane>
+void exchange_weights(const float* wei, const int64_t* channels, float* to) {
+  exchange_weights(wei, channels, to, std::make_integer_sequence<int, exchanging(lane)>());
+}
 
 template <Lane lane, int Kw, int Stride, int Cols>
 [[gnu::noinline]] void depthwise(const DepthwiseArgs& a) {
@@ -173,35 +199,32 @@ template <Lane lane, int Kw, int Stride, int Cols>
   }
 }
 
-// Most columns of a call: of narrow rows of taps the weights leave room for more sums. Pairs have two sums a column and
-// twice the weights, and wide rows are done as Mapped.
+// Most columns of a call: of narrow rows of taps the weights leave room for more sums. Lanes that exchange theirs have
+// several a column, for which only AVX-512 has the registers.
 constexpr int narrow_kw = 3;
-constexpr int most_cols(Lane lane, int kw) {
+constexpr int most_cols(Lane lane, [[maybe_unused]] int kw) {
 #if defined(CPU_CAPABILITY_AVX512)
-  return lane == Lane::Pairs && kw <= narrow_kw ? 10 : max_cols;
-#elif defined(CPU_CAPABILITY_AVX2)
-  return lane != Lane::Mapped && kw <= narrow_kw ? 10 : max_cols;
+  if (exchanging(lane)) return lane == Lane::Fours ? 6 : 3;
 #else
+  if (exchanging(lane)) return 0;
+#endif
+#if defined(CPU_CAPABILITY_AVX2)
+  if (lane != Lane::Mapped && kw <= narrow_kw) return 10;
+#endif
   return max_cols;
-#endif
-}
-
-constexpr Lane way_of(Lane lane, int kw) {
-#if defined(CPU_CAPABILITY_AVX512)
-  if (kw <= narrow_kw) return lane;
-#endif
-  return lane == Lane::Pairs ? Lane::Mapped : lane;
 }
 
 template <Lane lane, int Width, int Stride, size_t... I>
 constexpr void fill_cols(DepthwiseKernels& table, std::index_sequence<I...>) {
   constexpr int kw = depthwise_kw[Width];
   table.cols[int(lane)][Width] = sizeof...(I);
-  ((table.kernels[int(lane)][Width][Stride - 1][I] = depthwise<way_of(lane, kw), kw, Stride, int(I) + 1>), ...);
+  ((table.kernels[int(lane)][Width][Stride - 1][I] = depthwise<lane, kw, Stride, int(I) + 1>), ...);
 }
 
 template <Lane lane, size_t... Width>
 constexpr void fill(DepthwiseKernels& table, std::index_sequence<Width...>) {
+  if constexpr (exchanging(lane) > 0 && most_cols(lane, 1) > 0)
+    table.exchange_weights[int(lane)] = exchange_weights<lane>;
   ((fill_cols<lane, Width, 1>(table, std::make_index_sequence<most_cols(lane, depthwise_kw[Width])>()),
     fill_cols<lane, Width, 2>(table, std::make_index_sequence<most_cols(lane, depthwise_kw[Width])>())),
    ...);
@@ -213,7 +236,8 @@ constexpr DepthwiseKernels make_table() {
   fill<Lane::Own>(table, widths);
   fill<Lane::Mapped>(table, widths);
   fill<Lane::Same>(table, widths);
-  fill<Lane::Pairs>(table, widths);
+  fill<Lane::Fours>(table, widths);
+  fill<Lane::Eights>(table, widths);
   return table;
 }
 

@@ -19,10 +19,10 @@ struct TapRange {
   int64_t begin, end;
 };
 
-// Which src lane a dst lane reads: its own, each that of a map, or all of them the same one. Pairs: as Mapped, of two
-// groups of eight channels that share a block, with their eight maps in the order of the channels.
-enum class Lane { Own, Mapped, Same, Pairs };
-constexpr int nlanes = int(Lane::Pairs) + 1;
+// Which src lane a dst lane reads: its own, each that of a map, or all of them the same one. Fours and Eights: groups
+// of as many channels, several of which share a block, the same ones that of src and of dst.
+enum class Lane { Own, Mapped, Same, Fours, Eights };
+constexpr int nlanes = int(Lane::Eights) + 1;
 
 // For one channel of each group: dst lane i reads src lane from[i] where use[i] is -1 (all bits) and nothing where it
 // is 0; where all read the same one, it is in src. src and wei are added to every tap's.
@@ -62,10 +62,15 @@ using DepthwiseKernel = void (*)(const DepthwiseArgs&);
 constexpr int depthwise_kw[] = {1, 2, 3, 5, 7};
 constexpr int depthwise_max_stride = 2;
 
+// For Fours and Eights: what `to` takes of the weights of a tap, as many vectors as a group has channels; `channels`
+// says where each of these begins.
+using ExchangeWeights = void (*)(const float* wei, const int64_t* channels, float* to);
+
 struct DepthwiseKernels {
   int cols[nlanes][std::size(depthwise_kw)];  // most of a call
   // [Lane][index into depthwise_kw][column stride - 1][cols - 1]
   DepthwiseKernel kernels[nlanes][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
+  ExchangeWeights exchange_weights[nlanes];  // null where there are no kernels, and for other lanes
 };
 TORCH_BLOCKED_DECLARE_KERNELS(DepthwiseKernels, depthwise_kernels);
 

@@ -1,10 +1,11 @@
-// A permutation of the channels of one block: at::vec has none, so by the compiler's vectors, or by the one
-// instruction that AVX-512 has for it.
+// Permutations of the channels of one block: at::vec has none, so by the compiler's vectors, or by the one instruction
+// that AVX-512 has for any of them.
 //
 // Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "depthwise.h"
 #include "vec.h"
@@ -12,16 +13,39 @@
 namespace torch_blocked {
 namespace {
 
-#if defined(CPU_CAPABILITY_AVX512)
-// A quad is four lanes: their channel `j`, or of two vectors, in turns, the quads in even and in odd places.
-inline Vec of_quads(const float* src, __m512i j) { return _mm512_permutevar_ps(_mm512_loadu_ps(src), j); }
-inline Vec even_quads(const Vec& a, const Vec& b) {
-  return _mm512_mask_shuffle_f32x4(a, 0xf0f0, b, b, _MM_SHUFFLE(2, 2, 0, 0));
-}
-inline Vec odd_quads(const Vec& a, const Vec& b) {
-  return _mm512_mask_shuffle_f32x4(b, 0x0f0f, a, a, _MM_SHUFFLE(3, 3, 1, 1));
+using Bits = int32_t __attribute__((vector_size(block * sizeof(int32_t))));
+
+inline Bits bits_of(const Vec& vec) {
+  Bits bits;
+  std::memcpy(&bits, static_cast<const void*>(&vec), sizeof(bits));
+  return bits;
 }
 
+inline Vec vec_of(const Bits& bits) {
+  Vec vec;
+  std::memcpy(static_cast<void*>(&vec), &bits, sizeof(bits));
+  return vec;
+}
+
+template <int... i>
+constexpr Bits numbers(std::integer_sequence<int, i...>) {
+  return Bits{i...};
+}
+constexpr Bits lane_numbers = numbers(std::make_integer_sequence<int, block>());
+
+// Lane i is lane i ^ flip.
+template <int flip>
+inline Vec exchange(const Vec& vec) {
+  return vec_of(__builtin_shuffle(bits_of(vec), lane_numbers ^ flip));
+}
+
+// Lane i is that of `b` where i has the bit, else that of `a`.
+template <int bit>
+inline Vec by_bit(const Vec& a, const Vec& b) {
+  return vec_of((lane_numbers & bit) != 0 ? bits_of(b) : bits_of(a));
+}
+
+#if defined(CPU_CAPABILITY_AVX512)
 struct Lanes {
   __m512i from;
   __mmask16 use;
@@ -32,7 +56,6 @@ struct Lanes {
 };
 #else
 struct Lanes {
-  using Bits = int32_t __attribute__((vector_size(block * sizeof(int32_t))));
   Bits from, use;
 
   explicit Lanes(const LaneMap& map) {
@@ -41,11 +64,8 @@ struct Lanes {
   }
   Vec move(const float* src) const {
     Bits bits;
-    Vec moved;
     std::memcpy(&bits, src, sizeof(bits));
-    bits = __builtin_shuffle(bits, from) & use;
-    std::memcpy(static_cast<void*>(&moved), &bits, sizeof(bits));
-    return moved;
+    return vec_of(__builtin_shuffle(bits, from) & use);
   }
 };
 #endif
