@@ -16,8 +16,9 @@
 namespace torch_blocked {
 namespace {
 
-// Src is fetched as far ahead of its use as so many dst rows take: what one row takes is less than memory does.
-constexpr int64_t fetched_ahead = 2;
+// Src is fetched as far ahead of its use as so many dst rows take: what one row takes is less than memory does. The
+// rows of a rolling kernel are short and take it a third of the time.
+constexpr int64_t fetched_ahead = 2, rolling_ahead = 6;
 
 // Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
 // pixel.
@@ -54,6 +55,7 @@ struct Plan {
   int64_t oc_blocks, dst_image;
   bool stream;
   Lane lane;
+  bool rolling;                  // kernels read each src row once
   ExchangeWeights exchange;      // null where the kernels take weights as they are
   int64_t wei_kw, wei_plane;     // from one tap of a row, one plane of the filter to the next, as the kernels take them
   std::vector<int64_t> weights;  // of each channel of a group of several: where they begin
@@ -84,6 +86,16 @@ bool can(const Conv& c) {
   return !whole_blocks || (c.group_ic() == c.block && c.group_oc() == c.block && row_kernel(c) > 0);
 }
 
+// Whether rolling kernels take it. Of wide planes they would read a few columns at a time, which memory is slow at.
+bool rolls(const Conv& c, Lane lane) {
+  const auto padding = [](int64_t pad, int64_t dst, int64_t src) { return std::max(pad, dst + 2 - pad - src); };
+  const int64_t cols = c.kernels()->depthwise->rolling_cols;
+  const bool one_plane = c.kd == 1 && c.id == 1 && c.od == 1 && c.pad_d == 0;
+  return lane == Lane::Own && c.ow <= 2 * cols && one_plane && c.kh == 3 && c.kw == 3 && c.stride_h == 1 &&
+         c.stride_w == 1 && c.dilation_h == 1 && row_kernel(c) > 0 && c.dst_step() == 1 &&
+         padding(c.pad_h, c.oh, c.ih) <= 1 && padding(c.pad_w, c.ow, c.iw) <= 1;
+}
+
 Plan::Plan(const Conv& c)
     : conv(c),
       post_ops(c),
@@ -91,6 +103,7 @@ Plan::Plan(const Conv& c)
       dst_image(c.dst_image()),
       stream(c.kd == 1 && streams_dst(c)),
       lane(lanes_of(c)),
+      rolling(rolls(c, lane)),
       exchange(c.kernels()->depthwise->exchange_weights[int(lane)]),
       wei_kw(exchange ? c.group_ic() * c.block : c.wei_md.strides[3]),
       wei_plane(exchange ? c.kh * c.kw * wei_kw : c.wei_md.strides[4]) {
@@ -101,7 +114,8 @@ Plan::Plan(const Conv& c)
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
   const DepthwiseKernels& all = *c.kernels()->depthwise;
   const int kernel = row_kernel(c), step = depthwise_kw[kernel];
-  const int64_t stride = column_stride(c), most = stride == 0 ? 1 : all.cols[int(lane)][kernel];
+  const int64_t stride = column_stride(c);
+  const int64_t most = rolling ? all.rolling_cols : stride == 0 ? 1 : all.cols[int(lane)][kernel];
   const auto taken = [&](int64_t ow) { return kernel ? Inside(0, c.kw, 1, c.kw) : columns(ow); };
   for (int64_t begin = 0, end; begin < c.ow; begin = end) {
     const Inside inside = taken(begin);
@@ -110,7 +124,7 @@ Plan::Plan(const Conv& c)
     ColumnRun run(&memory);
     run.begin = begin;
     run.end = end;
-    run.kernels = all.kernels[int(lane)][kernel][std::max<int64_t>(1, stride) - 1];
+    run.kernels = rolling ? all.rolling : all.kernels[int(lane)][kernel][std::max<int64_t>(1, stride) - 1];
     run.cols = (end - begin + ntiles - 1) / ntiles;
     run.taps.reserve(c.kh * taps_per_row);
     run.rows.reserve(c.oh);
@@ -200,7 +214,8 @@ DepthwiseArgs arguments(const Plan& plan) {
   a.zeros = zeros;
   const int64_t filter_rows = (c.kh - 1) * c.dilation_h + 1;
   a.ahead_rows = std::min(c.stride_h, filter_rows);  // those that the dst row before it has not read
-  a.ahead = (fetched_ahead * c.stride_h + filter_rows - a.ahead_rows) * c.src_md.strides[2];
+  a.ahead =
+      ((plan.rolling ? rolling_ahead : fetched_ahead) * c.stride_h + filter_rows - a.ahead_rows) * c.src_md.strides[2];
   a.wei_kw = plan.wei_kw;
   a.dst_step = c.dst_step();
   a.dst_row = c.dst_row();

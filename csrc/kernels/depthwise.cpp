@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "depthwise_rolling.h"
 #include "lanes.h"
 #include "tier.h"
 #include "vec.h"
@@ -230,6 +231,12 @@ constexpr void fill(DepthwiseKernels& table, std::index_sequence<Width...>) {
    ...);
 }
 
+template <size_t... I>
+constexpr void fill_rolling(DepthwiseKernels& table, std::index_sequence<I...>) {
+  table.rolling_cols = sizeof...(I);
+  ((table.rolling[I] = depthwise_rolling<int(I) + 1>), ...);
+}
+
 constexpr DepthwiseKernels make_table() {
   DepthwiseKernels table{};
   constexpr auto widths = std::make_index_sequence<std::size(depthwise_kw)>();
@@ -238,6 +245,7 @@ constexpr DepthwiseKernels make_table() {
   fill<Lane::Same>(table, widths);
   fill<Lane::Fours>(table, widths);
   fill<Lane::Eights>(table, widths);
+  fill_rolling(table, std::make_index_sequence<rolling_cols>());
   return table;
 }
 

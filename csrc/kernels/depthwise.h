@@ -70,6 +70,9 @@ struct DepthwiseKernels {
   int cols[nlanes][std::size(depthwise_kw)];  // most of a call
   // [Lane][index into depthwise_kw][column stride - 1][cols - 1]
   DepthwiseKernel kernels[nlanes][std::size(depthwise_kw)][depthwise_max_stride][conv_max_cols];
+  // Of 3x3, stride 1, padding of at most 1, Lane::Own, pixels of dst side by side, one plane. [cols - 1]
+  int rolling_cols;  // most of a call; 0 where there are none
+  DepthwiseKernel rolling[conv_max_cols];
   ExchangeWeights exchange_weights[nlanes];  // null where there are no kernels, and for other lanes
 };
 TORCH_BLOCKED_DECLARE_KERNELS(DepthwiseKernels, depthwise_kernels);

@@ -76,8 +76,8 @@ inline void activate(const Epilogue& e, Vec (&acc)[Count]) {
 
 // The epilogue of Rows x Cols pixels of the block of channels from `channel` on.
 template <int Rows, int Cols>
-inline void finish(const Epilogue& e, int64_t channel, int64_t dst_block, int64_t dst_row, int64_t dst_pixel,
-                   Vec (&acc)[Rows * Cols]) {
+[[gnu::always_inline]] inline void finish(const Epilogue& e, int64_t channel, int64_t dst_block, int64_t dst_row,
+                                          int64_t dst_pixel, Vec (&acc)[Rows * Cols]) {
   const float* const residual = e.residual ? e.residual + channel / block * dst_block : nullptr;
   if (e.scale || e.shift) {
     const Vec scale = e.scale ? Vec::loadu(e.scale + channel) : Vec(1.f);
