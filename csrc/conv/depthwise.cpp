@@ -7,7 +7,8 @@
 //
 // src is read where it lies. The kernels for whole rows of the filter pass over the pixels in the padding. For filters
 // that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
-// list of taps. The rows of the filter that are inside are a part of the list.
+// list of taps. The rows of the filter that are inside are a part of the list. 3x3 filters of narrow planes read each
+// src row once, for three dst rows.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "conv_plain.h"
 #include "depthwise.h"
 #include "tier.h"
 #include "vec.h"
@@ -95,87 +96,6 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
     }
     const bool last = a.last && end == a.nblocks;
     UNROLL for (int b = 0; b < Blocks; b++) end_sums<Rows, Cols>(a, first, last, b, stream, acc[b]);
-  }
-}
-
-// Adds the products of one tap of a plain src to columns [begin, end), but to column 0 where that tap is `left` of src.
-template <int Pixel, int begin, int end, int Cols, int Blocks>
-[[gnu::always_inline]] inline void multiply_plain_tap(const float* src, const float* wei, int64_t wei_block, bool left,
-                                                      Vec (&acc)[Blocks][Cols]) {
-  Vec w[Blocks];
-  UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
-  UNROLL for (int c = begin; c < end; c++) {
-    if (c == 0 && left) continue;
-    const Vec x(src[c * Pixel]);
-    UNROLL for (int b = 0; b < Blocks; b++) acc[b][c] = multiply_add(w[b], x, acc[b][c]);
-  }
-}
-
-// The epilogue of columns [begin, end), and their stores.
-template <int begin, int end, int Cols, int Blocks>
-[[gnu::always_inline]] inline void end_plain_columns(Epilogue e, float* dst, int64_t dst_block, bool stream,
-                                                     Vec (&acc)[Blocks][Cols]) {
-  if (e.residual) e.residual += begin * block;
-  UNROLL for (int b = 0; b < Blocks; b++) {
-    Vec sums[end - begin];
-    UNROLL for (int c = begin; c < end; c++) sums[c - begin] = acc[b][c];
-    finish<1, end - begin>(e, b * block, dst_block, 0, block, sums);
-    UNROLL for (int c = begin; c < end; c++) store_vector(sums[c - begin], dst + b * dst_block + c * block, stream);
-  }
-}
-
-constexpr int taps_in_turn = 3;
-
-// The last taps, none of them left of src, and the end of the columns from `begin` on, some at a time, so that these
-// are stored while the next are multiplied: a store takes as long as two products.
-template <int Pixel, int begin, int Cols, int Blocks>
-[[gnu::always_inline]] inline void end_plain_in_turn(const ConvArgs& a, const Epilogue& e, const float* src, float* dst,
-                                                     Vec (&acc)[Blocks][Cols]) {
-  if constexpr (begin < Cols) {
-    constexpr int end = std::min(begin + block / 4, Cols);
-    const int64_t* const taps = a.taps + a.ntaps - taps_in_turn;
-    const float* const wei = a.wei + (a.ntaps - taps_in_turn) * block;
-    // No loop: the branches of a short one are often mispredicted.
-    multiply_plain_tap<Pixel, begin, end>(src + taps[0], wei, a.wei_block, false, acc);
-    multiply_plain_tap<Pixel, begin, end>(src + taps[1], wei + block, a.wei_block, false, acc);
-    multiply_plain_tap<Pixel, begin, end>(src + taps[2], wei + 2 * block, a.wei_block, false, acc);
-    end_plain_columns<begin, end>(e, dst, a.dst_block, a.stream, acc);
-    end_plain_in_turn<Pixel, end>(a, e, src, dst, acc);
-  }
-}
-
-// As convolve of a plain src, which has one lane a tap: runs of Cols pixels of a row, the whole sum at once.
-template <int Pixel, int Cols, int Blocks>
-__attribute__((noinline)) void convolve_plain(const ConvArgs& a) {
-  const float* src = a.src;
-  float* dst = a.dst;
-  Epilogue epilogue = a.epilogue;
-  const int64_t ntaps = a.ntaps, wei_block = a.wei_block, dst_block = a.dst_block;
-  for (int64_t run = 0, left_taps = a.left_taps; run < a.runs; run++, left_taps = 0) {
-    Vec acc[Blocks][Cols];
-    UNROLL for (int b = 0; b < Blocks; b++) {
-      const Vec start = epilogue.bias ? Vec::loadu(epilogue.bias + b * block) : Vec(0.f);
-      UNROLL for (int c = 0; c < Cols; c++) {
-        if (a.fetch_dst) __builtin_prefetch(dst + b * dst_block + c * block, 1, 3);
-        acc[b][c] = start;
-      }
-    }
-    const bool in_turn =
-        !epilogue.activate && ntaps >= taps_in_turn && (left_taps == 0 || a.tap_cols - left_taps >= taps_in_turn);
-    const int64_t whole = in_turn ? ntaps - taps_in_turn : ntaps;
-    for (int64_t t = 0, col = 0; t < whole; t++) {
-      multiply_plain_tap<Pixel, 0, Cols>(src + a.taps[t], a.wei + t * block, wei_block, col < left_taps, acc);
-      col = col + 1 < a.tap_cols ? col + 1 : 0;
-    }
-    if (in_turn) {
-      if (epilogue.activate) __builtin_unreachable();  // no call, around which GCC would keep all columns in memory
-      end_plain_in_turn<Pixel, 0>(a, epilogue, src, dst, acc);
-    } else {
-      end_plain_columns<0, Cols>(epilogue, dst, dst_block, a.stream, acc);
-    }
-    src += Cols * Pixel;
-    dst += Cols * block;
-    if (epilogue.residual) epilogue.residual += Cols * block;
   }
 }
 
