@@ -153,11 +153,9 @@ void compute_rows(const Plan& plan, const Rows& rows, int64_t oc_block) {
   const Conv& c = plan.conv;
   const int64_t blocks = std::min<int64_t>(2, c.oc_blocks() - oc_block), row_taps = c.kd * c.kw * c.ic;
   ConvArgs a{};
-  a.nblocks = a.lanes = 1;
   a.wei_block = c.wei_md.strides[0];
   a.dst_block = c.dst_block();
   a.tap_cols = c.kw * c.ic;
-  a.first = a.last = true;
   a.stream = plan.stream;
   a.fetch_dst = !plan.stream && !c.dst_cached;
   const int64_t dst = rows.dst + oc_block * c.dst_block();

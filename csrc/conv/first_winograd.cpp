@@ -170,9 +170,7 @@ void compute_blocks(const Plan& plan, const Band& band, const float* src, int64_
   ConvArgs a{};
   a.taps = plan.taps.data();
   a.ntaps = plan.taps.size();
-  a.nblocks = a.lanes = 1;
   a.wei_block = c.wei_md.strides[0];
-  a.first = true;
   a.dst_block = plan.cols * c.block;
   for (int64_t row = 0; row < band.rows(); row++)
     for (int64_t begin = 0, n; begin < plan.tiles.ow; begin += n) {
