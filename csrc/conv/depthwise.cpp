@@ -144,10 +144,9 @@ Plan::Plan(const Conv& c)
 
 Lane lanes_of(const Conv& c) {
   if (c.group_ic() == 1 && c.group_oc() == 1) return Lane::Own;
+  const bool exchanges = c.shares_blocks() && (c.group_ic() == 4 || c.group_ic() == 8) && c.kernels();
   const Lane exchanging = c.group_ic() == 4 ? Lane::Fours : Lane::Eights;
-  if (c.shares_blocks() && (c.group_ic() == 4 || c.group_ic() == 8) && c.kernels() &&
-      c.kernels()->depthwise->exchange_weights[int(exchanging)])
-    return exchanging;
+  if (exchanges && c.kernels()->depthwise->exchange_weights[int(exchanging)]) return exchanging;
   return c.group_oc() % c.block == 0 ? Lane::Same : Lane::Mapped;
 }
 

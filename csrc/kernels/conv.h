@@ -72,7 +72,8 @@ struct ConvKernels {
   // The same of a src whose pixels are two blocks apart: a stride of 2 where it lies.
   ConvKernel strided_row[2][conv_max_cols];
   ConvKernel strided_two_rows[2][conv_max_cols];
-  // [stride - 1]: src is a plain plane, its pixels 1 or 2 apart, not `block`
+  // [stride - 1]: src is a plain plane, its pixels 1 or 2 apart, not `block`; one lane a tap, the whole sum at once, so
+  // that nblocks, lanes, first and last are not read
   ConvKernel plain_row[conv_max_plain_stride][2][conv_max_cols];
   const DepthwiseKernels* depthwise;
   const WeightGradientKernels* weight_gradient;
