@@ -13,30 +13,31 @@
 namespace torch_blocked {
 namespace {  // one copy per tier: nothing here may be shared between them
 
-constexpr int line = 16;  // floats of the cache
+constexpr int line = 16;                  // floats of the cache
+constexpr int line_lanes = line / block;  // whose weights fill one
 
 // What the sums of one block begin with.
 template <int Rows, int Cols>
-inline void begin_sums(const ConvArgs& a, bool first, int b, Vec (&acc)[Rows * Cols]) {
+inline void begin_sums(const ConvArgs& a, bool first, int b, Register (&acc)[Rows][Cols]) {
   const Vec start = first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
   const float* const dst = a.dst + b * a.dst_block;
   UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
     if (a.fetch_dst) __builtin_prefetch(dst + r * a.dst_row + c * a.dst_step * block, 1, 3);
-    acc[r * Cols + c] = start;
+    acc[r][c] = start;
   }
 }
 
 // Adds the sums to dst, unless they are the first, and applies the epilogue to the last.
 template <int Rows, int Cols>
-inline void end_sums(const ConvArgs& a, bool first, bool last, int b, bool stream, Vec (&acc)[Rows * Cols]) {
+inline void end_sums(const ConvArgs& a, bool first, bool last, int b, bool stream, Register (&acc)[Rows][Cols]) {
   float* const dst = a.dst + b * a.dst_block;
   const int64_t dst_row = a.dst_row, dst_pixel = a.dst_step * block;
   if (!first)
-    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
-        acc[r * Cols + c] + Vec::loadu(dst + r * dst_row + c * dst_pixel);
-  if (last) finish<Rows, Cols>(a.epilogue, b * block, a.dst_block, dst_row, dst_pixel, acc);
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r][c] =
+        Vec(acc[r][c]) + Vec::loadu(dst + r * dst_row + c * dst_pixel);
+  if (last) finish(a.epilogue, b * block, a.dst_block, dst_row, dst_pixel, acc);
   UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++)
-      store_vector(acc[r * Cols + c], dst + r * dst_row + c * dst_pixel, stream);
+      store_vector(Vec(acc[r][c]), dst + r * dst_row + c * dst_pixel, stream);
 }
 
 template <int64_t n>
@@ -48,12 +49,13 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
   const int64_t src_row = a.src_row, wei_block = a.wei_block, ahead = a.src_prefetch;
   const int64_t wei_ahead = a.next ? a.next - a.wei : wei_prefetch, wei_ahead_block = a.next ? 0 : wei_block;
   const bool stream = a.stream;
-  Vec acc[Blocks][Rows * Cols];
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
+    Register acc[Blocks][Rows][Cols];
     const bool first = a.first && begin == 0;
-    UNROLL for (int b = 0; b < Blocks; b++) begin_sums<Rows, Cols>(a, first, b, acc[b]);
+    UNROLL for (int b = 0; b < Blocks; b++) begin_sums(a, first, b, acc[b]);
     // Here, not in a function, and `lanes` a constant but where there are fewer input channels than a block: else GCC
-    // keeps accumulators in memory from one tap to the next. Each `step` lanes the weights reach a new cache line.
+    // keeps accumulators in memory from one tap to the next. `step` lanes are multiplied in turn: two are faster than
+    // one or four (Granite Rapids).
     const auto multiply = [&](int64_t from, int64_t to, auto lanes, auto step,
                               auto skip) __attribute__((always_inline)) {
       for (int64_t k = from; k < to; k++) {
@@ -61,19 +63,19 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
         for (int64_t t = 0, left = 0; t < a.ntaps; t++, wei += skip) {
           const float* const src = a.src + k * a.src_block + a.taps[t];
           if (ahead != 0)
-            UNROLL for (int i = 0; i < block; i += step) __builtin_prefetch(src + ahead + i * block, 0, 3);
+            UNROLL for (int i = 0; i < block; i += line_lanes) __builtin_prefetch(src + ahead + i * block, 0, 3);
           const auto multiply_tap = [&](auto first_col) __attribute__((always_inline)) {
-#pragma GCC unroll 4
             for (int64_t i = 0; i < lanes; i += step) {
               // Into L2: more lines can be on their way there from memory than to L1.
-              UNROLL for (int b = 0; b < Blocks; b++) __builtin_prefetch(wei + wei_ahead + b * wei_ahead_block, 0, 2);
-              UNROLL for (int lane = 0; lane < step; lane++, wei += block) {
+              for (int lane = 0; lane < step; lane += line_lanes)
+                UNROLL for (int b = 0; b < Blocks; b++)
+                    __builtin_prefetch(wei + wei_ahead + lane * block + b * wei_ahead_block, 0, 2);
+              for (int lane = 0; lane < step; lane++, wei += block) {
                 Vec w[Blocks];
                 UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
                 UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = first_col; c < Cols; c++) {
                   const Vec x(src[r * src_row + c * Pixel + i + lane]);
-                  UNROLL for (int b = 0; b < Blocks; b++) acc[b][r * Cols + c] =
-                      multiply_add(w[b], x, acc[b][r * Cols + c]);
+                  UNROLL for (int b = 0; b < Blocks; b++) acc[b][r][c] = multiply_add(w[b], x, acc[b][r][c]);
                 }
               }
             }
@@ -89,13 +91,13 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
     };
     const int64_t end = std::min(begin + a.sum_blocks, a.nblocks), whole = std::min(end, a.nblocks - a.half_blocks);
     if (a.lanes == block) {
-      multiply(begin, whole, Number<block>(), Number<line / block>(), Number<0>());
-      multiply(std::max(begin, whole), end, Number<block / 2>(), Number<line / block>(), Number<block / 2 * block>());
+      multiply(begin, whole, Number<block>(), Number<2>(), Number<0>());
+      multiply(std::max(begin, whole), end, Number<block / 2>(), Number<2>(), Number<block / 2 * block>());
     } else {
       multiply(begin, end, a.lanes, Number<1>(), Number<0>());
     }
     const bool last = a.last && end == a.nblocks;
-    UNROLL for (int b = 0; b < Blocks; b++) end_sums<Rows, Cols>(a, first, last, b, stream, acc[b]);
+    UNROLL for (int b = 0; b < Blocks; b++) end_sums(a, first, last, b, stream, acc[b]);
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 // Adds the products of one tap of a plain src to columns [begin, end), but to column 0 where that tap is `left` of src.
 template <int Pixel, int begin, int end, int Cols, int Blocks>
 [[gnu::always_inline]] inline void multiply_plain_tap(const float* src, const float* wei, int64_t wei_block, bool left,
-                                                      Vec (&acc)[Blocks][Cols]) {
+                                                      Register (&acc)[Blocks][Cols]) {
   Vec w[Blocks];
   UNROLL for (int b = 0; b < Blocks; b++) w[b] = Vec::loadu(wei + b * wei_block);
   UNROLL for (int c = begin; c < end; c++) {
@@ -26,13 +26,14 @@ template <int Pixel, int begin, int end, int Cols, int Blocks>
 // The epilogue of columns [begin, end), and their stores.
 template <int begin, int end, int Cols, int Blocks>
 [[gnu::always_inline]] inline void end_plain_columns(Epilogue e, float* dst, int64_t dst_block, bool stream,
-                                                     Vec (&acc)[Blocks][Cols]) {
+                                                     Register (&acc)[Blocks][Cols]) {
   if (e.residual) e.residual += begin * block;
   UNROLL for (int b = 0; b < Blocks; b++) {
-    Vec sums[end - begin];
-    UNROLL for (int c = begin; c < end; c++) sums[c - begin] = acc[b][c];
-    finish<1, end - begin>(e, b * block, dst_block, 0, block, sums);
-    UNROLL for (int c = begin; c < end; c++) store_vector(sums[c - begin], dst + b * dst_block + c * block, stream);
+    Register sums[1][end - begin];
+    UNROLL for (int c = begin; c < end; c++) sums[0][c - begin] = acc[b][c];
+    finish(e, b * block, dst_block, 0, block, sums);
+    UNROLL for (int c = begin; c < end; c++)
+        store_vector(Vec(sums[0][c - begin]), dst + b * dst_block + c * block, stream);
   }
 }
 
@@ -42,7 +43,7 @@ constexpr int taps_in_turn = 3;
 // are stored while the next are multiplied: a store takes as long as two products.
 template <int Pixel, int begin, int Cols, int Blocks>
 [[gnu::always_inline]] inline void end_plain_in_turn(const ConvArgs& a, const Epilogue& e, const float* src, float* dst,
-                                                     Vec (&acc)[Blocks][Cols]) {
+                                                     Register (&acc)[Blocks][Cols]) {
   if constexpr (begin < Cols) {
     constexpr int end = std::min(begin + block / 4, Cols);
     const int64_t* const taps = a.taps + a.ntaps - taps_in_turn;
@@ -65,7 +66,7 @@ __attribute__((noinline)) void convolve_plain(const ConvArgs& a) {
   Epilogue epilogue = a.epilogue;
   const int64_t ntaps = a.ntaps, wei_block = a.wei_block, dst_block = a.dst_block;
   for (int64_t run = 0, left_taps = a.left_taps; run < a.runs; run++, left_taps = 0) {
-    Vec acc[Blocks][Cols];  // in the loop: outside, GCC 12 does not unroll its constructor's, and keeps it in memory
+    Register acc[Blocks][Cols];
     UNROLL for (int b = 0; b < Blocks; b++) {
       const Vec start = epilogue.bias ? Vec::loadu(epilogue.bias + b * block) : Vec(0.f);
       UNROLL for (int c = 0; c < Cols; c++) {

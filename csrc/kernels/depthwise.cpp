@@ -54,7 +54,7 @@ struct Tile {
   static constexpr int least_calls = lane == Lane::Own ? Kw : 2 * Kw;
   static constexpr int fetching =
       Kw == 1 ? pixels : (Cols * Stride * Stride * block - 1) / (least_calls * Fetch::line) + 1;
-  Vec acc[Cols];
+  Register acc[1][Cols];
 
   // Where the first pixel of the rows of taps is src column `iw`.
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
@@ -83,8 +83,8 @@ struct Tile {
       const Vec x = lane == Lane::Same     ? Vec(*pixel)
                     : lane == Lane::Mapped ? lanes.move(pixel)
                                            : in_register(Vec::loadu(pixel));
-      UNROLL for (int k = 0; k < Kw; k++) if (const int c = column(i, k); c >= 0) acc[c] =
-          multiply_add(w[k], x, acc[c]);
+      UNROLL for (int k = 0; k < Kw; k++) if (const int c = column(i, k); c >= 0) acc[0][c] =
+          multiply_add(w[k], x, acc[0][c]);
     }
   }
 
@@ -100,14 +100,14 @@ struct Tile {
 
   [[gnu::always_inline]] void store(const DepthwiseArgs& a, float* dst) {
     const int64_t dst_pixel = a.dst_step * block;
-    if (!a.first) UNROLL for (int c = 0; c < Cols; c++) acc[c] = acc[c] + Vec::loadu(dst + c * dst_pixel);
+    if (!a.first) UNROLL for (int c = 0; c < Cols; c++) acc[0][c] = Vec(acc[0][c]) + Vec::loadu(dst + c * dst_pixel);
     if (a.last) {
       Epilogue epilogue = a.epilogue;
       if (epilogue.residual) epilogue.residual += dst - a.dst;
-      finish<1, Cols>(epilogue, 0, 0, 0, dst_pixel, acc);
+      finish(epilogue, 0, 0, 0, dst_pixel, acc);
     }
     const bool stream = a.stream;
-    UNROLL for (int c = 0; c < Cols; c++) store_vector(acc[c], dst + c * dst_pixel, stream);
+    UNROLL for (int c = 0; c < Cols; c++) store_vector(Vec(acc[0][c]), dst + c * dst_pixel, stream);
   }
 };
 
@@ -145,7 +145,7 @@ struct Tile<lane, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols> {
       ahead.to_next_call();
     }
     add_exchanged<n>(sums);
-    UNROLL for (int c = 0; c < Cols; c++) this->acc[c] = this->acc[c] + sums[0][c];
+    UNROLL for (int c = 0; c < Cols; c++) this->acc[0][c] = Vec(this->acc[0][c]) + sums[0][c];
   }
 
   template <int count>
@@ -190,7 +190,7 @@ template <Lane lane, int Kw, int Stride, int Cols>
     float* dst = a.dst + row * a.dst_row;
     for (int64_t tile = 0; tile < a.ntiles; tile++) {
       Tile<lane, Kw, Stride, Cols> t;
-      UNROLL for (int c = 0; c < Cols; c++) t.acc[c] = start;
+      UNROLL for (int c = 0; c < Cols; c++) t.acc[0][c] = start;
       t.add(a, src_offset, iw, taps);
       t.store(a, dst);
       src_offset += a.src_tile;

@@ -18,7 +18,7 @@ constexpr int rolling_cols = 0;
 // Cols columns of all of a call's rows, whole sums. Pixels left and right of a tile are read where there are some.
 template <int Cols, bool has_left, bool has_right>
 struct RollingTile {
-  Vec wei[3][3], sums[3][Cols];  // of successive dst rows
+  Register wei[3][3], sums[3][Cols];  // of successive dst rows
 
   // Adds a src row: the filter's row `kh` for the first of the dst rows, and those above it for the next.
   template <int kh>
@@ -39,12 +39,12 @@ struct RollingTile {
   }
 
   [[gnu::always_inline]] void store(const DepthwiseArgs& a, float* dst) {
-    Vec row[Cols];
-    UNROLL for (int c = 0; c < Cols; c++) row[c] = sums[0][c];
+    Register row[1][Cols];
+    UNROLL for (int c = 0; c < Cols; c++) row[0][c] = sums[0][c];
     Epilogue epilogue = a.epilogue;
     if (epilogue.residual) epilogue.residual += dst - a.dst;
-    finish<1, Cols>(epilogue, 0, 0, 0, block, row);
-    UNROLL for (int c = 0; c < Cols; c++) store_vector(row[c], dst + c * block, a.stream);
+    finish(epilogue, 0, 0, 0, block, row);
+    UNROLL for (int c = 0; c < Cols; c++) store_vector(Vec(row[0][c]), dst + c * block, a.stream);
   }
 
   [[gnu::always_inline]] static void run(const DepthwiseArgs& a, const float* src, float* dst) {

@@ -38,6 +38,16 @@ using Vec = std::conditional_t<FloatVec::size() == block, FloatVec,
                                at::vec::VectorizedN<float, (block > FloatVec::size() ? block / FloatVec::size() : 1)>>;
 static_assert(Vec::size() == block);
 
+// For arrays of vectors that are to stay in registers: what a Vec is of, without its constructor, whose loop over an
+// array GCC 12 unrolls in some places only, and keeps the array in memory in others.
+#if defined(CPU_CAPABILITY_AVX512)
+using Register = __m512;
+#elif defined(CPU_CAPABILITY_AVX2)
+using Register = __m256;
+#else
+using Register = Vec;
+#endif
+
 inline Vec multiply_add(const Vec& a, const Vec& b, const Vec& c) {
   if constexpr (std::is_same_v<Vec, FloatVec>)
     return at::vec::fmadd(a, b, c);
@@ -47,53 +57,53 @@ inline Vec multiply_add(const Vec& a, const Vec& b, const Vec& c) {
 
 // The same, in a register: a compiler may else load what several instructions use again for each of them.
 inline Vec in_register(Vec vec) {
+  Register values = vec;
 #if defined(CPU_CAPABILITY_AVX512)
-  __m512 values = vec;
   asm("" : "+v"(values));
-  vec = values;
 #elif defined(CPU_CAPABILITY_AVX2)
-  __m256 values = vec;
   asm("" : "+x"(values));
-  vec = values;
 #endif
-  return vec;
+  return values;
 }
 
 template <int Rows, int Cols>
-inline void add_residual(const float* residual, int64_t dst_row, int64_t dst_pixel, Vec (&acc)[Rows * Cols]) {
-  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r * Cols + c] =
-      acc[r * Cols + c] + Vec::loadu(residual + r * dst_row + c * dst_pixel);
+inline void add_residual(const float* residual, int64_t dst_row, int64_t dst_pixel, Register (&acc)[Rows][Cols]) {
+  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r][c] =
+      Vec(acc[r][c]) + Vec::loadu(residual + r * dst_row + c * dst_pixel);
 }
 
 // By way of memory: a function call leaves no vector in its register.
-template <int Count>
-inline void activate(const Epilogue& e, Vec (&acc)[Count]) {
-  alignas(64) float values[Count * block];
-  UNROLL for (int p = 0; p < Count; p++) acc[p].store(values + p * block);
-  e.activate(values, Count, e.alpha);
-  UNROLL for (int p = 0; p < Count; p++) acc[p] = Vec::loadu(values + p * block);
+template <int Rows, int Cols>
+inline void activate(const Epilogue& e, Register (&acc)[Rows][Cols]) {
+  alignas(64) float values[Rows][Cols][block];
+  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) Vec(acc[r][c]).store(values[r][c]);
+  e.activate(values[0][0], Rows * Cols, e.alpha);
+  UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r][c] = Vec::loadu(values[r][c]);
 }
 
 // The epilogue of Rows x Cols pixels of the block of channels from `channel` on.
 template <int Rows, int Cols>
 [[gnu::always_inline]] inline void finish(const Epilogue& e, int64_t channel, int64_t dst_block, int64_t dst_row,
-                                          int64_t dst_pixel, Vec (&acc)[Rows * Cols]) {
+                                          int64_t dst_pixel, Register (&acc)[Rows][Cols]) {
   const float* const residual = e.residual ? e.residual + channel / block * dst_block : nullptr;
   if (e.scale || e.shift) {
     const Vec scale = e.scale ? Vec::loadu(e.scale + channel) : Vec(1.f);
     const Vec shift = e.shift ? Vec::loadu(e.shift + channel) : Vec(0.f);
-    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = multiply_add(acc[p], scale, shift);
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r][c] =
+        multiply_add(acc[r][c], scale, shift);
   }
-  if (residual && !e.residual_last) add_residual<Rows, Cols>(residual, dst_row, dst_pixel, acc);
+  if (residual && !e.residual_last) add_residual(residual, dst_row, dst_pixel, acc);
   if (e.clamp) {
     const Vec lower(e.lower), upper(e.upper);
-    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = at::vec::clamp(acc[p], lower, upper);
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r][c] =
+        at::vec::clamp(Vec(acc[r][c]), lower, upper);
   }
   if (e.activate) activate(e, acc);
-  if (residual && e.residual_last) add_residual<Rows, Cols>(residual, dst_row, dst_pixel, acc);
+  if (residual && e.residual_last) add_residual(residual, dst_row, dst_pixel, acc);
   if (e.keep) {
     const Vec keep = Vec::loadu(e.keep + channel), zero(0.f);
-    UNROLL for (int p = 0; p < Rows * Cols; p++) acc[p] = Vec::blendv(zero, acc[p], keep);
+    UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r][c] =
+        Vec::blendv(zero, acc[r][c], keep);
   }
 }
 

@@ -72,7 +72,8 @@ void transform_src_part(const float* src, int64_t src_row, const TilePart& part,
 
 // Adds to a tile what the elements of these phases are.
 template <class F, int phase_y, int phase_x>
-[[gnu::always_inline]] inline void transform_phase_back(const float* src, int64_t src_plane, Vec* tile) {
+[[gnu::always_inline]] inline void transform_phase_back(const float* src, int64_t src_plane,
+                                                        Register (&tile)[F::m][F::m]) {
   constexpr int M = F::m;
   using Y = typename F::template Phase<phase_y>;
   using X = typename F::template Phase<phase_x>;
@@ -86,7 +87,7 @@ template <class F, int phase_y, int phase_x>
   UNROLL for (int y = 0; y < M; y++) {
     Vec out[M];
     X::dst(columns[y], out);
-    UNROLL for (int x = 0; x < M; x++) tile[y * M + x] = tile[y * M + x] + out[x];
+    UNROLL for (int x = 0; x < M; x++) tile[y][x] = Vec(tile[y][x]) + out[x];
   }
 }
 
@@ -95,8 +96,8 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
                    bool stream, const Epilogue& e) {
   constexpr int M = F::m;
   const Vec bias = e.bias ? Vec::loadu(e.bias) : Vec(0.f);
-  Vec tile[M * M];
-  UNROLL for (int p = 0; p < M * M; p++) tile[p] = bias;
+  Register tile[M][M];
+  UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++) tile[y][x] = bias;
   transform_phase_back<F, 0, 0>(src, src_plane, tile);
   if constexpr (F::stride > 1) {
     transform_phase_back<F, 0, 1>(src, src_plane, tile);
@@ -104,21 +105,22 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
     transform_phase_back<F, 1, 1>(src, src_plane, tile);
   }
   if (rows == M && cols == M) {
-    finish<M, M>(e, 0, 0, dst_row, block, tile);
+    finish(e, 0, 0, dst_row, block, tile);
     UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++)
-        store_vector(tile[y * M + x], dst + y * dst_row + x * block, stream);
+        store_vector(Vec(tile[y][x]), dst + y * dst_row + x * block, stream);
     return;
   }
   alignas(64) float pixels[M * M * block];  // not `tile`: what is looked up by a variable is in no register anywhere
-  UNROLL for (int p = 0; p < M * M; p++) tile[p].store(pixels + p * block);
+  UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++) Vec(tile[y][x])
+      .store(pixels + (y * M + x) * block);
   Epilogue pixel_epilogue = e;
   for (int64_t y = 0; y < rows; y++)
     for (int64_t x = 0; x < cols; x++) {
       const int64_t offset = y * dst_row + x * block;
-      Vec pixel[1] = {Vec::loadu(pixels + (y * M + x) * block)};
+      Register pixel[1][1] = {{Vec::loadu(pixels + (y * M + x) * block)}};
       if (e.residual) pixel_epilogue.residual = e.residual + offset;
-      finish<1, 1>(pixel_epilogue, 0, 0, 0, 0, pixel);
-      store_vector(pixel[0], dst + offset, stream);
+      finish(pixel_epilogue, 0, 0, 0, 0, pixel);
+      store_vector(Vec(pixel[0][0]), dst + offset, stream);
     }
 }
 
@@ -216,9 +218,9 @@ void transform_src_row(const float* src, const int64_t* columns, int64_t tiles, 
 template <int M>
 __attribute__((noinline)) void store_first(const Vec (&tile)[M], int64_t cols, float* dst, bool stream, Epilogue e) {
   for (int64_t x = 0; x < cols; x++) {
-    Vec pixel[1] = {tile[x]};
-    finish<1, 1>(e, 0, 0, 0, 0, pixel);
-    store_vector(pixel[0], dst + x * block, stream);
+    Register pixel[1][1] = {{tile[x]}};
+    finish(e, 0, 0, 0, 0, pixel);
+    store_vector(Vec(pixel[0][0]), dst + x * block, stream);
     if (e.residual) e.residual += block;
   }
 }
@@ -230,19 +232,20 @@ void transform_dst_row(const float* src, int64_t src_plane, float* dst, int64_t 
   const Vec bias = epilogue.bias ? Vec::loadu(epilogue.bias) : Vec(0.f);
   Epilogue e = epilogue;
   for (int64_t begin = 0; begin < cols; begin += M) {
-    Vec m[size], tile[M];
+    Vec m[size], out[M];
+    Register tile[1][M];
     UNROLL for (int j = 0; j < size; j++) m[j] = Vec::loadu(src + j * src_plane + begin / M * block);
-    Matrices<M, R>::dst(m, tile);
-    UNROLL for (int x = 0; x < M; x++) tile[x] = tile[x] + bias;
+    Matrices<M, R>::dst(m, out);
+    UNROLL for (int x = 0; x < M; x++) tile[0][x] = out[x] + bias;
     float* const pixels = dst + begin * block;
     if (!stream) UNROLL for (int x = 0; x < M; x++) __builtin_prefetch(pixels + (cols + x) * block, 1, 3);
     if (epilogue.residual) e.residual = epilogue.residual + begin * block;
     if (begin + M <= cols) {
-      finish<1, M>(e, 0, 0, 0, block, tile);
-      UNROLL for (int x = 0; x < M; x++) store_vector(tile[x], pixels + x * block, stream);
+      finish(e, 0, 0, 0, block, tile);
+      UNROLL for (int x = 0; x < M; x++) store_vector(Vec(tile[0][x]), pixels + x * block, stream);
     } else {
       Vec some[M];  // a copy: what has an address is in no register before either
-      UNROLL for (int x = 0; x < M; x++) some[x] = tile[x];
+      UNROLL for (int x = 0; x < M; x++) some[x] = tile[0][x];
       store_first<M>(some, cols - begin, pixels, stream, e);
     }
   }
