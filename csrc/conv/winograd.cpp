@@ -159,22 +159,26 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
   nchunks = chunks(c, ic_blocks);
 }
 
+// The calls of a kernel for some tiles: as even as possible, those with one more first.
+struct Calls {
+  int64_t number, fewest, wider;
+  Calls(int64_t tiles, int64_t most) : number((tiles + most - 1) / most), fewest(tiles / number), wider(tiles % number) {}
+};
+
 // One matrix product: of all tiles' src, in some planes, with the weights of one or two output blocks. Where several
 // calls share the weights, all but the first find them in a cache: the first two fetch those that are read next, of one
 // block each, so that memory is always busy.
-void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t planes, int64_t tiles, const float* next_wei,
-                    const ConvArgs& of) {
-  const int64_t ncalls = (tiles + plan.gemm.cols - 1) / plan.gemm.cols;
-  ConvArgs a = of;
-  for (int64_t call = 0; call < planes * ncalls; call++) {
-    const int64_t plane = call / ncalls;
-    int64_t begin, end;
-    split(tiles, ncalls, call % ncalls, begin, end);
-    a.next = planes * ncalls > 1 && call < 2 ? next_wei + call * a.wei_block : nullptr;
-    a.src = of.src + plane * plan.src_plane() + begin * plan.conv.block;
-    a.dst = of.dst + plane * plan.dst_plane() + begin * plan.conv.block;
-    kernels[end - begin - 1](a);
-  }
+void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t planes, const Calls& calls,
+                    const float* next_wei, const float* src, float* dst, ConvArgs& a) {
+  int64_t done = 0;
+  for (int64_t plane = 0; plane < planes; plane++, src += plan.src_plane(), dst += plan.dst_plane())
+    for (int64_t call = 0, begin = 0, tiles; call < calls.number; call++, done++, begin += tiles) {
+      tiles = calls.fewest + (call < calls.wider);
+      a.next = planes * calls.number > 1 && done < 2 ? next_wei + done * a.wei_block : nullptr;
+      a.src = src + begin * plan.conv.block;
+      a.dst = dst + begin * plan.conv.block;
+      kernels[tiles - 1](a);
+    }
 }
 
 // products[plane][block][tile] of some output blocks from oc_block on, two at a time. The last two of a plane fetch the
@@ -182,6 +186,7 @@ void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t planes,
 void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles, const float* src, float* products) {
   static const int64_t no_offset = 0;
   const Conv& c = plan.conv;
+  const Calls calls(tiles, plan.gemm.cols);
   ConvArgs a{};
   a.src_block = a.dst_block = tiles * c.block;
   a.taps = &no_offset;
@@ -195,10 +200,9 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
     for (int64_t b = 0; b < blocks; b += 2) {
       const bool last = b + 2 >= blocks, more = matrix + 1 < plan.matrices;
       const float* const next = plan.weights(matrix + (last && more), oc_block + (last ? 0 : b + 2));
+      const float* chunk_src = src;
       a.wei = plan.weights(matrix, oc_block + b);
-      a.src = src;
       a.src_prefetch = last && more && plan.src_beyond_l2() ? plan.src_plane() : 0;
-      a.dst = products + b * a.dst_block;
       for (int64_t chunk = 0, begin, end; chunk < plan.nchunks; chunk++) {
         split(plan.ic_blocks, plan.nchunks, chunk, begin, end);
         a.first = begin == 0;
@@ -206,10 +210,10 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
         a.fetch_dst = a.nblocks > a.sum_blocks;  // to which the second part is added
         a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - end));
         const float* const after = a.wei + a.nblocks * a.wei_ic_block;
-        multiply_tiles(plan, plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1], planes, tiles,
-                       end < plan.ic_blocks ? after : next, a);
+        multiply_tiles(plan, plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1], planes, calls,
+                       end < plan.ic_blocks ? after : next, chunk_src, products + b * a.dst_block, a);
         a.wei = after;
-        a.src += a.nblocks * a.src_block;
+        chunk_src += a.nblocks * a.src_block;
       }
     }
     src += planes * plan.src_plane();
