@@ -46,6 +46,8 @@ SHAPES = [
     (1, 17, 17, 9, 43, 7, 7, 1, 3, 1, 17),  # the padding reaches into the last tile but one
     (2, 17, 17, 5, 2, 5, 5, 2, 2, 1, 17),  # and from both sides into all columns
     (1, 48, 48, 9, 31, 3, 3, 1, 1, 1, 3),  # one block a group
+    (2, 32, 32, 5, 2, 5, 5, 1, 2, 1, 2),  # padding from both sides into all columns
+    (1, 24, 64, 6, 17, 3, 3, 2, 1, 1, 2),  # groups that end inside a block of input channels
     # Groups of a stride of 2, read where they lie: the first column sees padding, and the first row, and the last.
     (2, 96, 96, 14, 14, 3, 3, 2, 1, 1, 3),
     (1, 96, 128, 7, 62, 3, 3, 2, 1, 1, 2),  # two calls a row, an odd number of blocks

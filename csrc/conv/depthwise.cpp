@@ -162,24 +162,32 @@ std::vector<int64_t> channel_weights(const Conv& c) {
 
 void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& weights, std::vector<LaneMap>& maps) {
   maps.clear();
-  if (lanes_of(c) == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, {}, {}});
+  const Lane kind = lanes_of(c);
+  if (kind == Lane::Own) return maps.push_back({oc_block * c.src_md.strides[1], 0, 1, 0, {}, {}});
   const int64_t lanes = std::min(c.block, c.oc - oc_block * c.block);
   int64_t first_channels[max_lanes];  // of src, that each lane reads: divided once, not for each of a group's channels
   for (int64_t lane = 0; lane < lanes; lane++)
     first_channels[lane] = (oc_block * c.block + lane) / c.group_oc() * c.group_ic();
   const int shift = __builtin_ctzll(c.block);
+  const auto src_block = [&](int64_t channel) { return (channel >> shift) * c.src_md.strides[1]; };
   for (int64_t j = 0; j < c.group_ic(); j++) {
     const size_t first = maps.size();
-    if (lanes_of(c) == Lane::Same) {
+    if (kind == Lane::Same) {
       const int64_t channel = first_channels[0] + j, lane = channel & (c.block - 1);
-      maps.push_back({(channel >> shift) * c.src_md.strides[1] + lane, weights[j], {}, {}});
+      const int64_t wei_lane = j > 0 ? weights[j] - weights[j - 1] : 0;
+      if (j > 0 && lane > 0 && (maps.back().lanes == 1 || maps.back().wei_lane == wei_lane)) {
+        maps.back().wei_lane = wei_lane;
+        maps.back().lanes++;
+      } else {
+        maps.push_back({src_block(channel) + lane, weights[j], 1, 0, {}, {}});
+      }
       continue;
     }
     for (int64_t lane = 0; lane < lanes; lane++) {
-      const int64_t channel = first_channels[lane] + j, src = (channel >> shift) * c.src_md.strides[1];
+      const int64_t channel = first_channels[lane] + j, src = src_block(channel);
       const auto same = [&](const LaneMap& map) { return map.src == src; };
       auto map = std::find_if(maps.begin() + first, maps.end(), same);
-      if (map == maps.end()) map = maps.insert(map, LaneMap{src, weights[j], {}, {}});
+      if (map == maps.end()) map = maps.insert(map, LaneMap{src, weights[j], 1, 0, {}, {}});
       map->from[lane] = int32_t(channel & (c.block - 1));
       map->use[lane] = -1;
     }

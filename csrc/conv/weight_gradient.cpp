@@ -173,7 +173,8 @@ void add_lane_products(const Problem& p, const Chunk& chunk, int64_t oc_block, c
           p.kernels.lane_product(a, &map);
           break;
         case Lane::Same:
-          p.kernels.outer_product[0](a);
+          for (int64_t lane = 0; lane < map.lanes; lane++, a.src++, a.diff_wei += map.wei_lane)
+            p.kernels.outer_product[0](a);
           break;
       }
     }

@@ -162,7 +162,8 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
 // The calls of a kernel for some tiles: as even as possible, those with one more first.
 struct Calls {
   int64_t number, fewest, wider;
-  Calls(int64_t tiles, int64_t most) : number((tiles + most - 1) / most), fewest(tiles / number), wider(tiles % number) {}
+  Calls(int64_t tiles, int64_t most)
+      : number((tiles + most - 1) / most), fewest(tiles / number), wider(tiles % number) {}
 };
 
 // One matrix product: of all tiles' src, in some planes, with the weights of one or two output blocks. Where several

@@ -23,9 +23,7 @@ struct FetchAhead {
       : next(a.src + (src_offset + a.maps[0].src + a.ahead + iw * (a.ahead_rows - 1) * block)),
         lines(calls > 0 ? (a.ahead_rows * pixels * block + calls * line - 1) / (calls * line) : 0) {}
 
-  [[gnu::always_inline]] void fetch(int64_t i) const {
-    if (i < lines) __builtin_prefetch(next + i * line, 0, Locality);
-  }
+  [[gnu::always_inline]] void fetch(int64_t i) const { __builtin_prefetch(next + i * line, 0, Locality); }
   // All of a tile at once, where no register is left to count its parts.
   template <int Pixels>
   [[gnu::always_inline]] void fetch_all(int64_t rows) const {
@@ -34,10 +32,10 @@ struct FetchAhead {
 #pragma GCC unroll 64
       for (int i = 0; i < Pixels * block; i += line) __builtin_prefetch(at + i, 0, Locality);
   }
-  [[gnu::always_inline]] void to_next_call() { next += lines * line; }
+  [[gnu::always_inline]] void to_next_call(int64_t fetched) { next += fetched * line; }
 
   const float* next;
-  const int64_t lines;  // of a call
+  const int64_t lines;  // of each of the calls
 };
 
 // Cols pixels of one block of channels, each channel with its own filter. src pixels are Stride apart; taps come in
@@ -49,26 +47,31 @@ struct Tile {
   // multiplies long enough for what is fetched to arrive in L1.
   using Fetch = FetchAhead<lane == Lane::Own ? 2 : 3>;
   // Whether src is fetched in parts, and beside how many pixels of a call: enough of them for square filters and
-  // strides.
+  // strides, and for as many channels a group. Where there may be more calls, their parts are counted.
   static constexpr bool in_parts = lane != Lane::Own || max_cols > 8;
-  static constexpr int least_calls = lane == Lane::Own ? Kw : 2 * Kw;
+  static constexpr bool counted = Kw == 1 || lane == Lane::Mapped;
+  static constexpr int channels = lane == Lane::Same ? block : lane == Lane::Mapped ? 2 : 1;
   static constexpr int fetching =
-      Kw == 1 ? pixels : (Cols * Stride * Stride * block - 1) / (least_calls * Fetch::line) + 1;
+      Kw == 1 ? pixels : (Cols * Stride * Stride * block - 1) / (channels * Kw * Fetch::line) + 1;
   Register acc[1][Cols];
 
   // Where the first pixel of the rows of taps is src column `iw`.
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
     const int64_t nmaps = lane == Lane::Own ? 1 : a.nmaps;
-    Fetch ahead(a, src_offset, iw, Cols * Stride, nmaps * (taps.end - taps.begin));
+    Fetch ahead(a, src_offset, iw, Cols * Stride, counted ? nmaps * (taps.end - taps.begin) : 0);
     if constexpr (!in_parts) ahead.template fetch_all<Cols * Stride>(a.ahead_rows);
-    for (int64_t m = 0; m < nmaps; m++) {
-      const Lanes lanes(a.maps[m]);
-      for (int64_t t = taps.begin; t < taps.end; t++) {
-        const float* const wei = a.wei + a.maps[m].wei + a.taps[t].wei;
-        Vec w[Kw];
-        UNROLL for (int k = 0; k < Kw; k++) w[k] = Vec::loadu(wei + k * a.wei_kw);
-        add_row(a, a.src + (src_offset + a.maps[m].src + a.taps[t].src), iw, lanes, w, ahead);
-        if constexpr (in_parts) ahead.to_next_call();
+    for (int64_t t = taps.begin; t < taps.end; t++) {
+      const float* const src = a.src + (src_offset + a.taps[t].src);
+      const float* const wei = a.wei + a.taps[t].wei;
+      for (int64_t m = 0; m < nmaps; m++) {
+        const LaneMap& map = a.maps[m];
+        const float *pixel = src + map.src, *row = wei + map.wei;
+        for (int64_t i = 0; i < (lane == Lane::Same ? map.lanes : 1); i++, pixel++, row += map.wei_lane) {
+          Vec w[Kw];
+          UNROLL for (int k = 0; k < Kw; k++) w[k] = Vec::loadu(row + k * a.wei_kw);
+          add_row(a, pixel, iw, Lanes(map), w, ahead);
+          if constexpr (in_parts) ahead.to_next_call(counted ? ahead.lines : fetching);
+        }
       }
     }
   }
@@ -77,9 +80,9 @@ struct Tile {
                                       const Vec (&w)[Kw], const Fetch& ahead) {
 #pragma GCC unroll 64
     for (int i = 0; i < pixels; i++) {
-      if (in_parts && i < fetching) ahead.fetch(i);
-      if (!is_read(i)) continue;
-      const float* const pixel = pixel_at(a, src, iw, i);
+      if (in_parts && i < fetching && (!counted || i < ahead.lines)) ahead.fetch(i);
+      if (!is_read(i) || is_outside(a, iw, i)) continue;
+      const float* const pixel = src + i * block;
       const Vec x = lane == Lane::Same     ? Vec(*pixel)
                     : lane == Lane::Mapped ? lanes.move(pixel)
                                            : in_register(Vec::loadu(pixel));
@@ -88,14 +91,18 @@ struct Tile {
     }
   }
 
-  // Pixel i of a row of taps: whether a tap reads it, the column of dst whose k-th tap does (-1: none), where it is.
+  // Pixel i of a row of taps: whether a tap reads it, the column of dst whose k-th tap does (-1: none), whether it lies
+  // in the padding.
   static constexpr bool is_read(int i) { return Kw > 1 || i % Stride == 0; }
   static constexpr int column(int i, int k) {
     return i >= k && (i - k) % Stride == 0 && (i - k) / Stride < Cols ? (i - k) / Stride : -1;
   }
+  [[gnu::always_inline]] static bool is_outside(const DepthwiseArgs& a, int64_t iw, int i) {
+    const bool left = i < Kw - 1 && iw + i<0, right = i> pixels - Kw && iw + i >= a.iw;
+    return left || right;
+  }
   [[gnu::always_inline]] static const float* pixel_at(const DepthwiseArgs& a, const float* src, int64_t iw, int i) {
-    const bool at_edge = i < Kw - 1 || i > pixels - Kw;
-    return at_edge && uint64_t(iw + i) >= uint64_t(a.iw) ? a.zeros : src + i * block;
+    return is_outside(a, iw, i) ? a.zeros : src + i * block;
   }
 
   [[gnu::always_inline]] void store(const DepthwiseArgs& a, float* dst) {
@@ -127,7 +134,7 @@ struct Tile<lane, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols> {
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
     Vec sums[n][Cols];
     UNROLL for (int r = 0; r < n; r++) UNROLL for (int c = 0; c < Cols; c++) sums[r][c] = Vec(0.f);
-    typename Base::Fetch ahead(a, src_offset, iw, Cols * Stride, taps.end - taps.begin);
+    typename Base::Fetch ahead(a, src_offset, iw, Cols * Stride, 0);
     const DepthwiseArgs edges = a;  // in registers: else GCC branches at each pixel, and keeps sums in memory there
     for (int64_t t = taps.begin; t < taps.end; t++) {
       const float* const src = a.src + (src_offset + a.maps[0].src + a.taps[t].src);
@@ -142,7 +149,7 @@ struct Tile<lane, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols> {
           UNROLL for (int c = 0; c < Cols; c++) sums[r][c] = multiply_add(w, x[c], sums[r][c]);
         }
       }
-      ahead.to_next_call();
+      ahead.to_next_call(fetching);
     }
     add_exchanged<n>(sums);
     UNROLL for (int c = 0; c < Cols; c++) this->acc[0][c] = Vec(this->acc[0][c]) + sums[0][c];

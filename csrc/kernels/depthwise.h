@@ -25,10 +25,12 @@ enum class Lane { Own, Mapped, Same, Fours, Eights };
 constexpr int nlanes = int(Lane::Eights) + 1;
 
 // For one channel of each group: dst lane i reads src lane from[i] where use[i] is -1 (all bits) and nothing where it
-// is 0; where all read the same one, it is in src. src and wei are added to every tap's.
+// is 0. Where all lanes read the same one it is in src, for as many neighbouring channels as `lanes` says, whose
+// weights are wei_lane apart. src and wei are added to every tap's.
 constexpr int max_lanes = 16;
 struct LaneMap {
   int64_t src, wei;
+  int64_t lanes, wei_lane;
   int32_t from[max_lanes];
   int32_t use[max_lanes];
 };
