@@ -105,9 +105,10 @@ double direct_seconds(const Conv& c) {
   return product_seconds(c, pixels(c), taps(c), part * (1 + 1 / call_cols(c)));
 }
 
-// For a row of taps each kernel call also moves its pixels' lanes, and begins.
+// For a row of taps each kernel call also begins, and moves its pixels' lanes where it reads others than its own.
 double depthwise_seconds(const Conv& c) {
-  const double cols = call_cols(c), products = cols * double(c.kw), moves = cols + double(c.kw) - 1, begin = 6;
+  const double cols = call_cols(c), products = cols * double(c.kw), begin = 6;
+  const double moves = lanes_of(c) == Lane::Mapped ? cols + double(c.kw) - 1 : 0;
   return product_seconds(c, pixels(c), taps(c), (products + moves + begin) / products);
 }
 
