@@ -25,6 +25,8 @@ SHAPES = [
     (1, 15, 17, 5, 30, (2, 0)),
     (2, 64, 48, 14, 14, (1, 1)),
     (1, 40, 16, 3, 3, (5, 4)),  # tiles that see only padding
+    (1, 40, 120, 14, 13, (1, 1)),  # few tiles: three blocks of output channels a call, and two
+    (1, 24, 100, 12, 11, (1, 1)),
     (1, 24, 32, 40, 3, (0, 1)),
     (5, 300, 40, 11, 12, (1, 1)),
     (3, 261, 40, 13, 12, (1, 1)),  # chunks of input channels, half a block in the last one

@@ -107,6 +107,7 @@ struct Plan : Tiles {
   int64_t oc_blocks;
   int64_t group;             // output blocks between two transforms back: an even number, or all
   int64_t nruns, run_tiles;  // runs, and the most tiles in one
+  int64_t call_blocks;       // the most output blocks of a call
   int64_t nchunks;           // of the input blocks, summed one after the other
   bool split_oc, stream;
 
@@ -119,6 +120,7 @@ struct Plan : Tiles {
   int64_t src_plane() const { return plane_of(ic_blocks * run_tiles); }
   bool src_beyond_l2() const { return planes * src_plane() * int64_t(sizeof(float)) > src_budget; }
   int64_t dst_plane() const { return plane_of(group * run_tiles); }
+  int64_t call_tiles() const { return call_blocks == 3 ? gemm.cols_three : gemm.cols; }
 };
 
 // Cores with 2 MB of L2 have a slow last level cache behind it, as a mesh is; with less they share a fast one.
@@ -129,6 +131,14 @@ int64_t most_reread_weights() { return (caches().l2 >= 2 << 20 ? 4 : 16) << 20; 
 int64_t chunks(const Conv& c, int64_t ic_blocks) {
   const int64_t room = caches().l1 - (32 << 10), wei_bytes = ic_blocks * 2 * c.block * c.block * sizeof(float);
   return room > 0 ? std::min(ic_blocks, (wei_bytes + room - 1) / room) : 1;
+}
+
+// Output blocks of a call for so many tiles: of few, three fill the registers, with fewer loads for each product.
+int64_t blocks_of_call(const ConvKernels& kernels, int64_t tiles) {
+  const auto sums = [&](int64_t blocks, int64_t most) {
+    return most > 0 ? double(blocks * tiles) / double((tiles + most - 1) / most) : 0;
+  };
+  return sums(3, kernels.cols_three) > sums(2, kernels.cols) ? 3 : 2;
 }
 
 // Whether the threads share the output channels. Each then reads only its own weights, but transforms all of src.
@@ -156,38 +166,42 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
   split_oc = splits_oc(c, count);
   if (!split_oc) nruns = even_parts(nruns, 1, count, c.nthreads);
   run_tiles = (count + nruns - 1) / nruns;
+  call_blocks = blocks_of_call(gemm, run_tiles);
   nchunks = chunks(c, ic_blocks);
 }
 
-// The calls of a kernel for some tiles: as even as possible, those with one more first.
+// Calls of a kernel for some tiles, or output blocks: as even as possible, those with one more first.
 struct Calls {
   int64_t number, fewest, wider;
-  Calls(int64_t tiles, int64_t most)
-      : number((tiles + most - 1) / most), fewest(tiles / number), wider(tiles % number) {}
+  Calls(int64_t n, int64_t most) : number((n + most - 1) / most), fewest(n / number), wider(n % number) {}
+  int64_t size(int64_t call) const { return fewest + (call < wider); }
 };
 
-// One matrix product: of all tiles' src, in some planes, with the weights of one or two output blocks. Where several
-// calls share the weights, all but the first find them in a cache: the first two fetch those that are read next, of one
-// block each, so that memory is always busy.
-void multiply_tiles(const Plan& plan, const ConvKernel* kernels, int64_t planes, const Calls& calls,
-                    const float* next_wei, const float* src, float* dst, ConvArgs& a) {
+// One matrix product: of all tiles' src, in some planes, with the weights of some output blocks. Where several calls
+// share the weights, all but the first find them in a cache: the first two fetch those that are read next, the second
+// of one block, so that memory is always busy.
+void multiply_tiles(const Plan& plan, int64_t blocks, int64_t planes, const Calls& calls, const float* next_wei,
+                    const float* src, float* dst, ConvArgs& a) {
+  const ConvKernel* const kernels = plan.gemm.one_row[blocks - 1];
   int64_t done = 0;
   for (int64_t plane = 0; plane < planes; plane++, src += plan.src_plane(), dst += plan.dst_plane())
     for (int64_t call = 0, begin = 0, tiles; call < calls.number; call++, done++, begin += tiles) {
-      tiles = calls.fewest + (call < calls.wider);
-      a.next = planes * calls.number > 1 && done < 2 ? next_wei + done * a.wei_block : nullptr;
+      tiles = calls.size(call);
+      a.next = planes * calls.number > 1 && done < 2 ? next_wei + done * std::max<int64_t>(1, blocks - 1) * a.wei_block
+                                                     : nullptr;
+      a.next_block = done == 0 && blocks == 3 ? a.wei_block : 0;
       a.src = src + begin * plan.conv.block;
       a.dst = dst + begin * plan.conv.block;
       kernels[tiles - 1](a);
     }
 }
 
-// products[plane][block][tile] of some output blocks from oc_block on, two at a time. The last two of a plane fetch the
-// src of the next, where that lies beyond L2.
+// products[plane][block][tile] of some output blocks from oc_block on, two or three at a time. The last ones of a plane
+// fetch the src of the next, where that lies beyond L2.
 void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles, const float* src, float* products) {
   static const int64_t no_offset = 0;
   const Conv& c = plan.conv;
-  const Calls calls(tiles, plan.gemm.cols);
+  const Calls calls(tiles, plan.call_tiles()), parts(blocks, plan.call_blocks);
   ConvArgs a{};
   a.src_block = a.dst_block = tiles * c.block;
   a.taps = &no_offset;
@@ -198,9 +212,10 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
   a.sum_blocks = sum_blocks(c, 1);
   for (int64_t matrix = 0, planes; matrix < plan.matrices; matrix++) {
     planes = plan.sharing(matrix);
-    for (int64_t b = 0; b < blocks; b += 2) {
-      const bool last = b + 2 >= blocks, more = matrix + 1 < plan.matrices;
-      const float* const next = plan.weights(matrix + (last && more), oc_block + (last ? 0 : b + 2));
+    for (int64_t part = 0, b = 0, part_blocks; part < parts.number; part++, b += part_blocks) {
+      part_blocks = parts.size(part);
+      const bool last = part + 1 == parts.number, more = matrix + 1 < plan.matrices;
+      const float* const next = plan.weights(matrix + (last && more), oc_block + (last ? 0 : b + part_blocks));
       const float* chunk_src = src;
       a.wei = plan.weights(matrix, oc_block + b);
       a.src_prefetch = last && more && plan.src_beyond_l2() ? plan.src_plane() : 0;
@@ -211,8 +226,8 @@ void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles,
         a.fetch_dst = a.nblocks > a.sum_blocks;  // to which the second part is added
         a.half_blocks = std::max<int64_t>(0, c.half_blocks() - (plan.ic_blocks - end));
         const float* const after = a.wei + a.nblocks * a.wei_ic_block;
-        multiply_tiles(plan, plan.gemm.one_row[std::min<int64_t>(2, blocks - b) - 1], planes, calls,
-                       end < plan.ic_blocks ? after : next, chunk_src, products + b * a.dst_block, a);
+        multiply_tiles(plan, part_blocks, planes, calls, end < plan.ic_blocks ? after : next, chunk_src,
+                       products + b * a.dst_block, a);
         a.wei = after;
         chunk_src += a.nblocks * a.src_block;
       }
@@ -260,9 +275,9 @@ void run(const Conv& c, const WinogradTransforms& transforms) {
     return parallel_for(plan.nruns, c.nthreads, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++) Run(plan, i).compute(0, plan.oc_blocks);
     });
-  // Each range of pairs reads the run's src: from beyond L2 once a thread.
+  // Each range of pairs reads the run's src: from beyond L2 once a thread. Calls of three blocks need long ranges.
   const int64_t pairs = (plan.oc_blocks + 1) / 2, share = pairs / c.nthreads;
-  const int64_t least = std::max<int64_t>(1, plan.src_beyond_l2() ? share : share / 2);
+  const int64_t least = std::max<int64_t>(1, plan.src_beyond_l2() || plan.call_blocks == 3 ? share : share / 2);
   for (int64_t i = 0; i < plan.nruns; i++) {
     Ranges ranges(pairs, c.nthreads, least);
     parallel(c.nthreads, [&](int64_t thread, int64_t) {

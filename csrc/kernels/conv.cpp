@@ -47,7 +47,7 @@ using Number = std::integral_constant<int64_t, n>;
 template <int Pixel, int Rows, int Cols, int Blocks>
 __attribute__((noinline)) void convolve(const ConvArgs& a) {
   const int64_t src_row = a.src_row, wei_block = a.wei_block, ahead = a.src_prefetch;
-  const int64_t wei_ahead = a.next ? a.next - a.wei : wei_prefetch, wei_ahead_block = a.next ? 0 : wei_block;
+  const int64_t wei_ahead = a.next ? a.next - a.wei : wei_prefetch, wei_ahead_block = a.next ? a.next_block : wei_block;
   const bool stream = a.stream;
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     Register acc[Blocks][Rows][Cols];
@@ -68,7 +68,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
             for (int64_t i = 0; i < lanes; i += step) {
               // Into L2: more lines can be on their way there from memory than to L1.
               for (int lane = 0; lane < step; lane += line_lanes)
-                UNROLL for (int b = 0; b < Blocks; b++)
+                UNROLL for (int b = 0; b < std::min(Blocks, 2); b++)
                     __builtin_prefetch(wei + wei_ahead + lane * block + b * wei_ahead_block, 0, 2);
               for (int lane = 0; lane < step; lane++, wei += block) {
                 Vec w[Blocks];
@@ -129,10 +129,12 @@ constexpr ConvKernels make_table() {
   table.block = block;
   table.cols = max_cols;
   table.cols_two = max_cols_two;
+  table.cols_three = max_cols_three;
   constexpr auto cols = std::make_index_sequence<max_cols>();
   constexpr auto cols_two = std::make_index_sequence<max_cols_two>();
   fill<block, 1, 1>(table.one_row[0], cols);
   fill<block, 1, 2>(table.one_row[1], cols);
+  fill<block, 1, 3>(table.one_row[2], std::make_index_sequence<max_cols_three>());
   fill<block, 2, 1>(table.two_rows[0], cols);
   fill<block, 2, 2>(table.two_rows[1], cols_two);
   fill<2 * block, 1, 1>(table.strided_row[0], cols);

@@ -1,7 +1,7 @@
 // The convolutions' inner loops: register-blocked micro-kernels, one table per ISA tier.
 //
-// dst is blocked by `block` channels; one call computes a small rectangle of dst pixels for one or two blocks of output
-// channels, which stay in registers while it runs over input channels and filter taps.
+// dst is blocked by `block` channels; one call computes a small rectangle of dst pixels for one to three blocks of
+// output channels, which stay in registers while it runs over input channels and filter taps.
 #pragma once
 #include <cstdint>
 
@@ -47,6 +47,7 @@ struct ConvArgs {
   // As much as a block's weights of what later calls read, fetched at the pace of this call's own weights; null for
   // those of this call itself, some way ahead.
   const float* next = nullptr;
+  int64_t next_block = 0;  // where it is not 0, as much of a second block, so far behind the first
   float* dst;
   int64_t dst_block, dst_row;
   int64_t dst_step = 1;    // from one pixel of a row to the next, in pixels
@@ -64,10 +65,11 @@ struct WeightGradientKernels;  // weight_gradient.h
 
 struct ConvKernels {
   int64_t block;
-  int cols;      // most pixels of a row in one call, one row
-  int cols_two;  // and with two rows of two blocks; two rows of one block have as many as one row
+  int cols;        // most pixels of a row in one call, one row
+  int cols_two;    // and with two rows of two blocks; two rows of one block have as many as one row
+  int cols_three;  // and one row of three blocks; 0 where there are no such kernels
   // [oc blocks - 1][cols - 1]
-  ConvKernel one_row[2][conv_max_cols];
+  ConvKernel one_row[3][conv_max_cols];
   ConvKernel two_rows[2][conv_max_cols];
   // The same of a src whose pixels are two blocks apart: a stride of 2 where it lies.
   ConvKernel strided_row[2][conv_max_cols];

@@ -21,13 +21,13 @@ constexpr int block = 16;
 constexpr int block = 8;  // without AVX2 a block is two or more registers
 #endif
 
-// Most pixels of a row in one call of a kernel, one row; and with two rows of two blocks.
+// Most pixels of a row in one call of a kernel, one row; with two rows of two blocks; and one row of three.
 #if defined(CPU_CAPABILITY_AVX512)
-constexpr int max_cols = 14, max_cols_two = 7;  // 28 accumulators, 2 weights, 2 to spare
+constexpr int max_cols = 14, max_cols_two = 7, max_cols_three = 9;  // 28 accumulators, 2 weights, 2 to spare
 #elif defined(CPU_CAPABILITY_AVX2)
-constexpr int max_cols = 6, max_cols_two = 3;  // 12 accumulators, 2 weights, 2 to spare
+constexpr int max_cols = 6, max_cols_two = 3, max_cols_three = 0;  // 12 accumulators, 2 weights, 2 to spare
 #else
-constexpr int max_cols = 3, max_cols_two = 1;
+constexpr int max_cols = 3, max_cols_two = 1, max_cols_three = 0;
 #endif
 
 // Floats ahead that weights are fetched: a page, at whose end the hardware's own prefetch stops.
