@@ -35,7 +35,7 @@ struct FetchAhead {
   [[gnu::always_inline]] void to_next_call(int64_t fetched) { next += fetched * line; }
 
   const float* next;
-  const int64_t lines;  // of each of the calls
+  const int64_t lines;  // of each of the calls, where their number is given
 };
 
 // Cols pixels of one block of channels, each channel with its own filter. src pixels are Stride apart; taps come in
@@ -47,7 +47,7 @@ struct Tile {
   // multiplies long enough for what is fetched to arrive in L1.
   using Fetch = FetchAhead<lane == Lane::Own ? 2 : 3>;
   // Whether src is fetched in parts, and beside how many pixels of a call: enough of them for square filters and
-  // strides, and for as many channels a group. Where there may be more calls, their parts are counted.
+  // strides, and for so many channels a group. Where there may be far more calls, the lines of each are counted.
   static constexpr bool in_parts = lane != Lane::Own || max_cols > 8;
   static constexpr bool counted = Kw == 1 || lane == Lane::Mapped;
   static constexpr int channels = lane == Lane::Same ? block : lane == Lane::Mapped ? 2 : 1;
@@ -98,7 +98,8 @@ struct Tile {
     return i >= k && (i - k) % Stride == 0 && (i - k) / Stride < Cols ? (i - k) / Stride : -1;
   }
   [[gnu::always_inline]] static bool is_outside(const DepthwiseArgs& a, int64_t iw, int i) {
-    const bool left = i < Kw - 1 && iw + i<0, right = i> pixels - Kw && iw + i >= a.iw;
+    const bool left = i < Kw - 1 && iw + i < 0;
+    const bool right = i > pixels - Kw && iw + i >= a.iw;
     return left || right;
   }
   [[gnu::always_inline]] static const float* pixel_at(const DepthwiseArgs& a, const float* src, int64_t iw, int i) {

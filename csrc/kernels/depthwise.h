@@ -43,7 +43,7 @@ struct DepthwiseArgs {
   int64_t src_row, src_tile;  // from one dst row's, one tile's filter to the next
   int64_t iw_begin, iw;       // the src column of that first pixel; columns of src: what lies outside is padding
   int64_t tile_columns;       // src columns from one tile to the next
-  const float* zeros;         // a vector of them: read in the padding
+  const float* zeros;         // a vector of them: what lanes that exchange their sums read in the padding
   int64_t ahead;              // the first of the src rows to fetch into the cache meanwhile: its offset, like taps'
   int64_t ahead_rows;         // how many, one after another in memory
   const LaneMap* maps;
