@@ -136,6 +136,14 @@ int64_t elements(const MemoryDesc& md);
 // How many images of half precision are in float32 at a time where each is of `image` floats.
 int64_t images_at_a_time(const Conv& conv, int64_t image);
 
+// Calls of a kernel that takes at most so many of n columns, tiles or blocks: as even as possible, those with one more
+// first.
+struct Calls {
+  int64_t number, fewest, wider;
+  Calls(int64_t n, int64_t most) : number((n + most - 1) / most), fewest(n / number), wider(n % number) {}
+  int64_t size(int64_t call) const { return fewest + (call < wider); }
+};
+
 // Which lanes of src the output channels of a grouped convolution read, where the weights of each channel of a group
 // begin, and for a block of output channels a map for every channel of a group and src block that some lanes find it
 // in.

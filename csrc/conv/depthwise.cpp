@@ -160,6 +160,16 @@ std::vector<int64_t> channel_weights(const Conv& c) {
   return offsets;
 }
 
+// Appends a src channel that all lanes read: to the last map, where it is the next neighbour of that one's channels.
+static void add_same(int64_t src, int64_t wei, std::vector<LaneMap>& maps) {
+  LaneMap* const last = maps.empty() ? nullptr : &maps.back();
+  const int64_t wei_lane = last ? wei - last->wei - (last->lanes - 1) * last->wei_lane : 0;
+  if (!last || src != last->src + last->lanes || (last->lanes > 1 && wei_lane != last->wei_lane))
+    return maps.push_back({src, wei, 1, 0, {}, {}});
+  last->wei_lane = wei_lane;
+  last->lanes++;
+}
+
 void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& weights, std::vector<LaneMap>& maps) {
   maps.clear();
   const Lane kind = lanes_of(c);
@@ -173,14 +183,8 @@ void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& weig
   for (int64_t j = 0; j < c.group_ic(); j++) {
     const size_t first = maps.size();
     if (kind == Lane::Same) {
-      const int64_t channel = first_channels[0] + j, lane = channel & (c.block - 1);
-      const int64_t wei_lane = j > 0 ? weights[j] - weights[j - 1] : 0;
-      if (j > 0 && lane > 0 && (maps.back().lanes == 1 || maps.back().wei_lane == wei_lane)) {
-        maps.back().wei_lane = wei_lane;
-        maps.back().lanes++;
-      } else {
-        maps.push_back({src_block(channel) + lane, weights[j], 1, 0, {}, {}});
-      }
+      const int64_t channel = first_channels[0] + j;
+      add_same(src_block(channel) + (channel & (c.block - 1)), weights[j], maps);
       continue;
     }
     for (int64_t lane = 0; lane < lanes; lane++) {

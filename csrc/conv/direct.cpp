@@ -166,9 +166,8 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
     if (!pairs_of_rows || row + 1 == tile.rows || (row == 0 && first_alone)) return false;
     return !plan.strided || same_taps(c, tile.row + row);
   };
-  const int64_t ncalls = (tile.cols + plan.kernels.cols - 1) / plan.kernels.cols;
-  const int64_t fewest = tile.cols / ncalls, wider = tile.cols % ncalls;  // columns a call; calls with one more
-  int64_t calls_left = ncalls * (pairs_of_rows ? (tile.rows + 1) / 2 : tile.rows);
+  const Calls calls(tile.cols, plan.kernels.cols);
+  int64_t calls_left = calls.number * (pairs_of_rows ? (tile.rows + 1) / 2 : tile.rows);
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pair(row);
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
@@ -176,8 +175,8 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
     a.ntaps = (taps.end - taps.begin) * c.kw;
     a.wei = wei + taps.begin * c.kw * wei_tap;
     const ConvKernel* const kernels = kernels_of(plan, two, blocks);
-    for (int64_t call = 0, begin = 0, cols; call < ncalls; call++, calls_left--, begin += cols) {
-      cols = fewest + (call < wider);
+    for (int64_t call = 0, begin = 0, cols; call < calls.number; call++, calls_left--, begin += cols) {
+      cols = calls.size(call);
       a.src = tile.src + row * tile.src_row + begin * (plan.strided ? c.stride_w : 1) * c.block;
       a.left_taps = plan.strided && begin == 0 ? c.pad_w : 0;
       a.src_prefetch = prefetch ? cols * c.block : 0;

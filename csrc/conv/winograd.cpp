@@ -1,7 +1,7 @@
 // Winograd convolution, 3x3 of stride 1 or 2: F(2x2, 3x3) and F(4x4, 3x3), see kernels/winograd.h.
 //
 // A run of dst tiles goes through three steps inside one core's L2: their src tiles are transformed, each of their
-// elements becomes a matrix product over the input channels, and the products of two output blocks at a time are
+// elements becomes a matrix product over the input channels, and the products of some output blocks at a time are
 // transformed back, post-ops included. Neither transformed tensor is ever whole in memory.
 #include "winograd.h"
 
@@ -170,16 +170,9 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
   nchunks = chunks(c, ic_blocks);
 }
 
-// Calls of a kernel for some tiles, or output blocks: as even as possible, those with one more first.
-struct Calls {
-  int64_t number, fewest, wider;
-  Calls(int64_t n, int64_t most) : number((n + most - 1) / most), fewest(n / number), wider(n % number) {}
-  int64_t size(int64_t call) const { return fewest + (call < wider); }
-};
-
 // One matrix product: of all tiles' src, in some planes, with the weights of some output blocks. Where several calls
 // share the weights, all but the first find them in a cache: the first two fetch those that are read next, the second
-// of one block, so that memory is always busy.
+// of the last block, so that memory is always busy.
 void multiply_tiles(const Plan& plan, int64_t blocks, int64_t planes, const Calls& calls, const float* next_wei,
                     const float* src, float* dst, ConvArgs& a) {
   const ConvKernel* const kernels = plan.gemm.one_row[blocks - 1];
@@ -187,8 +180,9 @@ void multiply_tiles(const Plan& plan, int64_t blocks, int64_t planes, const Call
   for (int64_t plane = 0; plane < planes; plane++, src += plan.src_plane(), dst += plan.dst_plane())
     for (int64_t call = 0, begin = 0, tiles; call < calls.number; call++, done++, begin += tiles) {
       tiles = calls.size(call);
-      a.next = planes * calls.number > 1 && done < 2 ? next_wei + done * std::max<int64_t>(1, blocks - 1) * a.wei_block
-                                                     : nullptr;
+      a.next = planes * calls.number == 1 || done >= 2 ? nullptr
+               : done == 0                             ? next_wei
+                                                       : next_wei + std::max<int64_t>(1, blocks - 1) * a.wei_block;
       a.next_block = done == 0 && blocks == 3 ? a.wei_block : 0;
       a.src = src + begin * plan.conv.block;
       a.dst = dst + begin * plan.conv.block;

@@ -58,7 +58,8 @@ struct Tile {
   // Where the first pixel of the rows of taps is src column `iw`.
   [[gnu::always_inline]] void add(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, TapRange taps) {
     const int64_t nmaps = lane == Lane::Own ? 1 : a.nmaps;
-    Fetch ahead(a, src_offset, iw, Cols * Stride, counted ? nmaps * (taps.end - taps.begin) : 0);
+    const int64_t calls = nmaps * (lane == Lane::Same ? block : 1) * (taps.end - taps.begin);  // or a few less
+    Fetch ahead(a, src_offset, iw, Cols * Stride, counted ? calls : 0);
     if constexpr (!in_parts) ahead.template fetch_all<Cols * Stride>(a.ahead_rows);
     for (int64_t t = taps.begin; t < taps.end; t++) {
       const float* const src = a.src + (src_offset + a.taps[t].src);
