@@ -68,7 +68,7 @@ def test_small_tiles_that_repeat(isa, guarded, blocks, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pixels", [8, 9, 17, 49])
 @pytest.mark.parametrize("bytes_of_channels", [1024, 2048, 4096, 8192])
-def test_rows_that_alias(isa, guarded, bytes_of_channels, pixels, dtype):
+def test_rows_that_alias(isa, caches, guarded, bytes_of_channels, pixels, dtype):
     x = random_bits((1, bytes_of_channels // dtype.itemsize, 1, pixels), dtype)
     assert_reordered(x, "nchw", "nhwc")
     assert_reordered(x, "nhwc", "nchw")
@@ -76,7 +76,7 @@ def test_rows_that_alias(isa, guarded, bytes_of_channels, pixels, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [9, 17, 24, 65, 70, 130])
-def test_aliased_rows_of_a_part(isa, guarded, channels, dtype):
+def test_aliased_rows_of_a_part(isa, caches, guarded, channels, dtype):
     """Some channels of rows that alias: the last lines of each are fewer than are read at a time."""
     whole = random_bits((1, 1, 37, 4096), dtype)
     x = whole[..., 5 : 5 + channels].permute(0, 3, 1, 2)
@@ -131,7 +131,7 @@ def test_three_channels_of_more(isa, guarded, apart, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [(16, 256, 3, 3), (20, 512, 3, 3), (40, 256, 5, 5), (16, 768, 1, 9), (16, 2048, 3, 3)])
-def test_places_of_weights_that_alias(isa, guarded, size, dtype):
+def test_places_of_weights_that_alias(isa, caches, guarded, size, dtype):
     """More of them than the first cache keeps, a multiple of 4096 bytes apart in dst."""
     for tag in ("Ohwi16o", "Ohwi8o"):
         assert_reordered(random_bits(size, dtype), "oihw", tag)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "caches.h"
 #include "reorder_channels.h"
 #include "reorder_interleave.h"
 #include "reorder_pick.h"
@@ -245,20 +246,22 @@ bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
-// Whether more than eight of `together` rows begin in one place of the first cache, which keeps about so many lines of
-// those that are a multiple of 4096 bytes apart.
+// Whether more than eight of `together` rows begin in one place of the first cache: of lines that are a multiple of
+// 4096 bytes apart it keeps 8 or 12.
 bool aliased(const int64_t* offsets, int64_t n, int64_t together) {
   return n > 8 && (offsets[1] - offsets[0]) % (4096 * 16 / together) == 0;
 }
 
-// Rows that push each other out of the first cache. So of src some lines are read of a few rows at a time, and of dst a
-// few rows are written. False where there are none, or where dst goes past the caches.
+// Rows that push each other out of the first cache. So of src some lines are read of a few rows at a time, which one of
+// 12 ways gains nothing by, and of dst a few rows are written. False where there are none, or where dst goes past the
+// caches.
 template <class T>
 bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), vector = vector_bytes / size;
   if constexpr (vector_bytes >= 32) {
     if (traffic.stream) return false;
-    if (aliased(matrix.src_rows.each, matrix.rows, std::max(vector, 16)) && matrix.cols >= vector) {
+    const bool few_ways = caches().l1 <= 8 * 4096;
+    if (few_ways && aliased(matrix.src_rows.each, matrix.rows, std::max(vector, 16)) && matrix.cols >= vector) {
       using Tile = std::conditional_t<(size <= 4), FromWideRows<T, 32, 8, false>, ToWideRows<T, vector_bytes, vector>>;
       constexpr int64_t some = 256 / size;  // four lines
       for (int64_t c = 0; c < matrix.cols; c += some) {
@@ -302,18 +305,26 @@ void transpose(const Matrix& matrix, Traffic traffic) {
   transpose_by<T, vector_bytes, std::min(16, vector_bytes / int(sizeof(T)))>(matrix, traffic);
 }
 
-// Rows of one vector, or of a few.
+// Rows of one vector, or of a few. Within the caches the lines of dst are fetched some rows before they are written:
+// stores wait for their lines one after the other.
 template <int bytes, bool stream>
 void copy_vectors(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
                   int64_t size, const char* next_src) {
-  for (int64_t r = 0; r < rows; r++) {
+  const auto copy = [&](int64_t r) {
     const char* from = src + src_rows[r];
     char* to = dst + dst_rows[r];
     for (int64_t i = 0; i < size; i += bytes) {
       if (stream) __builtin_prefetch(next_src ? next_src + r * size + i : from + i + prefetch_distance(stream));
       store<stream>(to + i, load<Vector<bytes>>(from + i));
     }
+  };
+  constexpr int64_t ahead = 8;
+  int64_t r = 0;
+  for (; !stream && r < rows - ahead; r++) {
+    __builtin_prefetch(dst + dst_rows[r + ahead], 1);
+    copy(r);
   }
+  for (; r < rows; r++) copy(r);
 }
 
 template <int bytes, bool stream>

@@ -35,7 +35,7 @@ struct InRows {
   [[gnu::always_inline]] static void write(Registers tile, char* dst, const int64_t* rows, int64_t pixel) {
     FromDenseRows<T, bytes, 4>::transpose(tile);
 #pragma GCC unroll 4
-    for (int c = 0; c < 3; c++) store<stream>(dst + rows[c] + pixel * sizeof(T), tile.row[c]);
+    for (int c = 0; c < 3; c++) store_and_fetch<stream>(dst + rows[c] + pixel * sizeof(T), tile.row[c]);
   }
 };
 
@@ -66,9 +66,9 @@ struct SideBySide {
     for (int v = 0; v < 4; v++)
       threes[v] =
           within_parts<true>(std::bit_cast<Words<bytes>>(tile.row[v]), std::make_integer_sequence<int, bytes>());
-    store<stream>(to, narrow<0>(threes[0], threes[1], every_word<bytes>));
-    store<stream>(to + bytes, narrow<1>(threes[1], threes[2], every_word<bytes>));
-    store<stream>(to + 2 * bytes, narrow<2>(threes[2], threes[3], every_word<bytes>));
+    store_and_fetch<stream>(to, narrow<0>(threes[0], threes[1], every_word<bytes>));
+    store_and_fetch<stream>(to + bytes, narrow<1>(threes[1], threes[2], every_word<bytes>));
+    store_and_fetch<stream>(to + 2 * bytes, narrow<2>(threes[2], threes[3], every_word<bytes>));
   }
 
  private:
@@ -162,7 +162,7 @@ struct InBlocks {
 
   template <bool stream, int... v>
   [[gnu::always_inline]] static void write_vectors(Words<bytes> pixels, char* dst, std::integer_sequence<int, v...>) {
-    (store<stream>(dst + v * bytes, spread<v>(pixels, every_word<bytes>)), ...);
+    (store_and_fetch<stream>(dst + v * bytes, spread<v>(pixels, every_word<bytes>)), ...);
   }
 
   // Vector v of the blocks of some pixels, zeros between them.

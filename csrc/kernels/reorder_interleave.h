@@ -73,7 +73,7 @@ void interleave(const char* src, char* dst, const int64_t* dst_lines, int64_t li
       for (int v = 0; v < 64 / vector_bytes; v++) {
         const auto line = Vectors::join(src + v * Vectors::piece_bytes, rows);
         char* const to = dst + dst_lines[i] + v * vector_bytes;
-        stream ? store<true>(to, line) : store<false>(to, line);
+        stream ? store<true>(to, line) : store_and_fetch<false>(to, line);
       }
 }
 

@@ -46,7 +46,7 @@ void interleave_picked(const char* src, const int64_t* src_rows, int64_t rows, c
     const int64_t* const lines = dst_lines + vector.to / 4;
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
-      stream ? store<true>(dst + lines[i], tile.row[i]) : store<false>(dst + lines[i], tile.row[i]);
+      stream ? store<true>(dst + lines[i], tile.row[i]) : store_and_fetch<false>(dst + lines[i], tile.row[i]);
   }
 }
 
@@ -69,7 +69,7 @@ void deinterleave_picked(const char* src, const int64_t* src_lines, int64_t line
     const __m512i places = _mm512_load_si512(vector.places);
     const char* from = between + vector.from;
     char* const to = dst + vector.to;
-    for (int64_t r = 0; r < rows; r++, from += row_bytes) store<false>(to + dst_rows[r], pick(from, places));
+    for (int64_t r = 0; r < rows; r++, from += row_bytes) store_and_fetch<false>(to + dst_rows[r], pick(from, places));
   }
 }
 
