@@ -251,6 +251,14 @@ bool plan_copy(Plan& plan) {
 
 namespace {
 
+// Past the caches a CPU's own prefetch follows src in about so many pages at a time.
+constexpr int64_t most_pages = 32, page_bytes = 4096;
+
+bool in_many_pages(const Plan& plan, const Axis& rows) {
+  const bool fills_lines = most_pages * plan.element_size >= 64;  // of dst
+  return plan.stream && fills_lines && rows.step > most_pages && rows.src.affine() && rows.src.stride >= page_bytes;
+}
+
 bool plan_tiles(Plan& plan) {
   if (!is_transpose(plan)) return false;
   Axis *unit_in_src = unit_axis(plan, &Axis::src), *unit_in_dst = unit_axis(plan, &Axis::dst);
@@ -265,7 +273,8 @@ bool plan_tiles(Plan& plan) {
   Axis &rows = plan.axis(Role::Rows), &cols = plan.axis(Role::Cols);
   const int64_t row_run = run_length(rows.dst, plan.element_size), col_run = run_length(cols.src, plan.element_size);
   set_run_step(rows, row_run, col_run > 0 ? col_run : cols.padded, plan.element_size);
-  set_run_step(cols, col_run, row_run > 0 ? row_run : rows.padded, plan.element_size);
+  if (row_run == 0 && in_many_pages(plan, rows)) set_even_steps(rows, most_pages, plan.element_size);
+  set_run_step(cols, col_run, std::min(rows.step, rows.padded), plan.element_size);
   rows.dst_adjacent = cols.src_adjacent = true;
   order_loops(plan);
   return true;
