@@ -126,6 +126,24 @@ const ConvKernel* kernels_of(const Plan& plan, bool two_rows, int64_t blocks) {
   return two_rows ? kernels.two_rows[blocks - 1] : kernels.one_row[blocks - 1];
 }
 
+int64_t cols_of_two_rows(const ConvKernels& kernels, int64_t blocks) {
+  return blocks == 1 ? kernels.cols : kernels.cols_two;
+}
+
+// Whether two rows at a time are faster than one after the other. A single block fills the registers with two rows of
+// any width; two blocks do with two rows of narrow dst, or where one row would end in calls of too few sums: two FMAs a
+// cycle need eight, each of which takes four cycles.
+bool takes_two_rows(const ConvKernels& kernels, int64_t blocks, int64_t cols) {
+  constexpr int64_t fewest_sums = 8;
+  const auto products = [&](int64_t rows, const Calls& calls) {
+    const auto of_call = [&](int64_t cols) { return std::max(rows * blocks * cols, fewest_sums); };
+    return calls.wider * of_call(calls.fewest + 1) + (calls.number - calls.wider) * of_call(calls.fewest);
+  };
+  const int64_t cols_two = cols_of_two_rows(kernels, blocks);
+  return blocks == 1 || cols <= cols_two ||
+         products(2, Calls(cols, cols_two)) < 2 * products(1, Calls(cols, kernels.cols));
+}
+
 // What all calls for some output channel blocks of a tile share.
 ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, int64_t blocks) {
   const Conv& c = plan.conv;
@@ -159,15 +177,15 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
   const int64_t wei_tap = a.lanes * c.block, dst = tile.dst(c, first_block);
   const float* const wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.wei_ic_block;
   const float* const residual = a.epilogue.residual;
-  // A single block fills the registers with two rows of any width, two blocks with two rows of narrow dst only.
-  const bool pairs_of_rows = blocks == 1 || tile.cols <= plan.kernels.cols_two;
+  const bool pairs_of_rows = takes_two_rows(plan.kernels, blocks, tile.cols);
   const bool first_alone = tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + tile.rows - 1);
   const auto pair = [&](int64_t row) {
     if (!pairs_of_rows || row + 1 == tile.rows || (row == 0 && first_alone)) return false;
     return !plan.strided || same_taps(c, tile.row + row);
   };
-  const Calls calls(tile.cols, plan.kernels.cols);
-  int64_t calls_left = calls.number * (pairs_of_rows ? (tile.rows + 1) / 2 : tile.rows);
+  const Calls of_one(tile.cols, plan.kernels.cols), of_two(tile.cols, cols_of_two_rows(plan.kernels, blocks));
+  const int64_t pairs = pairs_of_rows ? tile.rows / 2 : 0;
+  int64_t calls_left = pairs * of_two.number + (tile.rows - 2 * pairs) * of_one.number;
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pair(row);
     const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
@@ -175,6 +193,7 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
     a.ntaps = (taps.end - taps.begin) * c.kw;
     a.wei = wei + taps.begin * c.kw * wei_tap;
     const ConvKernel* const kernels = kernels_of(plan, two, blocks);
+    const Calls& calls = two ? of_two : of_one;
     for (int64_t call = 0, begin = 0, cols; call < calls.number; call++, calls_left--, begin += cols) {
       cols = calls.size(call);
       a.src = tile.src + row * tile.src_row + begin * (plan.strided ? c.stride_w : 1) * c.block;
