@@ -230,11 +230,12 @@ bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
     const bool dense = matrix.padded_rows == block && matrix.dst_rows.stride == block * size;
     constexpr bool few_pieces = bytes <= 32 || Dense::pieces <= 4;  // of more, narrow vectors have fewer stages
     if (!few_pieces || matrix.cols < Dense::cols) {
-      const bool halves = bytes > 16 && few_pieces && matrix.cols > Dense::cols / 2;
-      if (!halves || !dense || matrix.rows < block || traffic.stream)
-        return transpose_blocks<T, block, bytes / 2>(matrix, traffic);
-      transpose_halves<Dense>(matrix);
-      return true;
+      if constexpr (bytes > 16 && few_pieces)
+        if (matrix.cols > Dense::cols / 2 && dense && matrix.rows >= block && !traffic.stream) {
+          transpose_halves<Dense>(matrix);
+          return true;
+        }
+      return transpose_blocks<T, block, bytes / 2>(matrix, traffic);
     }
     if (!dense && 2 * matrix.padded_rows * size >= bytes) return false;
     constexpr int narrow = bytes == 64 ? 32 : bytes;

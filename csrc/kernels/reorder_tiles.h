@@ -9,6 +9,10 @@
 #include <type_traits>
 #include <utility>
 
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+#include <immintrin.h>
+#endif
+
 // Vectors are returned from inlined functions only.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
@@ -188,24 +192,52 @@ template <class T, int bytes, int piece>
   }
 }
 
-template <class Row, int... i>
-[[gnu::always_inline]] inline Row concatenate(auto a, auto b, std::integer_sequence<int, i...>) {
-  return __builtin_shufflevector(a, b, i...);
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+// A vector that begins with a part of it; what follows is any.
+template <class Row, class Part>
+[[gnu::always_inline]] inline Row widen(Part part) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (sizeof(Row) == 64 && sizeof(Part) == 32)
+    return std::bit_cast<Row>(_mm512_castsi256_si512(std::bit_cast<__m256i>(part)));
+  else if constexpr (sizeof(Row) == 64)
+    return std::bit_cast<Row>(_mm512_castsi128_si512(std::bit_cast<__m128i>(part)));
+  else
+#endif
+    return std::bit_cast<Row>(_mm256_castsi128_si256(std::bit_cast<__m128i>(part)));
 }
+
+// Puts a part in its i-th place. By intrinsics: of the compiler's own shuffles GCC makes others, which do not take the
+// part from memory, and where they do a load moves it, not the one unit for shuffles that some CPUs have.
+template <int i, class Row, class Part>
+[[gnu::always_inline]] inline Row insert(Row row, Part part) {
+#if defined(CPU_CAPABILITY_AVX512)
+  if constexpr (sizeof(Row) == 64 && sizeof(Part) == 32)
+    return std::bit_cast<Row>(_mm512_inserti64x4(std::bit_cast<__m512i>(row), std::bit_cast<__m256i>(part), i));
+  else if constexpr (sizeof(Row) == 64)
+    return std::bit_cast<Row>(_mm512_inserti32x4(std::bit_cast<__m512i>(row), std::bit_cast<__m128i>(part), i));
+  else
+#endif
+    return std::bit_cast<Row>(_mm256_inserti128_si256(std::bit_cast<__m256i>(row), std::bit_cast<__m128i>(part), i));
+}
+#endif
 
 // A vector of such parts, or of pieces of several: each begins with the row that is `part` farther.
 template <class T, int part, int bytes, int piece>
 [[gnu::always_inline]] inline auto gather(const char* src, const int64_t* src_rows) {
   typedef T Row __attribute__((vector_size(bytes)));
+  constexpr int part_bytes = std::max(piece, 16);
   if constexpr (bytes <= piece)
     return load<Row>(src + *src_rows);
-  else if constexpr (bytes <= 16)
+  else if constexpr (bytes <= part_bytes)
     return gather_part<T, bytes, piece>(src, src_rows);
   else {
-    constexpr int half = bytes / 2, next = half / std::max(piece, 16) * part;
-    return concatenate<Row>(gather<T, part, half, piece>(src, src_rows),
-                            gather<T, part, half, piece>(src, src_rows + next),
-                            std::make_integer_sequence<int, bytes / sizeof(T)>());
+    const auto part_from = [&](int i) { return gather<T, part, part_bytes, piece>(src, src_rows + i * part); };
+    Row row = widen<Row>(part_from(0));
+    const auto insert_others = [&]<int... i>(std::integer_sequence<int, i...>) {
+      ((row = insert<i + 1>(row, part_from(i + 1))), ...);
+    };
+    insert_others(std::make_integer_sequence<int, bytes / part_bytes - 1>());
+    return row;
   }
 }
 
@@ -270,8 +302,7 @@ struct FromWideRows {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
       const char* const row = src + src_rows[src_row(r)];
-      tile.row[r] = concatenate<typename Registers::Row>(load<Half>(row), load<Half>(row + second * element_size),
-                                                         typename Registers::Lanes());
+      tile.row[r] = insert<1>(widen<typename Registers::Row>(load<Half>(row)), load<Half>(row + second * element_size));
     }
     store_transposed<false>(tile, dst, dst_rows, dst_rows + second);
   }
