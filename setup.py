@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent
 # GCC names `omp_*` and `GOMP_*` are left to torch's own libgomp, found through libtorch_cpu: no -lgomp, so that the
 # process holds one OpenMP runtime.
 COMPILE = (
-    "-std=c++20 -O3 -g1 -fPIC -fopenmp -fvisibility=hidden -fno-math-errno -fno-trapping-math "
+    "-std=c++20 -O3 -DNDEBUG -g1 -fPIC -fopenmp -fvisibility=hidden -fno-math-errno -fno-trapping-math "
     "-Wall -Wextra -Wno-maybe-uninitialized -Icsrc"
 )
 X86 = platform.machine().lower() in ("x86_64", "amd64")
