@@ -102,11 +102,8 @@ int64_t elements(const MemoryDesc& md) {
   return count;
 }
 
-// What packed weights are kept as: one tensor serves src of several blocks, any groups, strides, and both kinds of
-// convolution.
-static std::string packing(const Algorithm& algorithm, const Conv& conv, const WeightKey& key) {
-  return (key.transposed ? "transposed " : "") + std::string(algorithm.name) + std::to_string(conv.block) + " " +
-         std::to_string(conv.groups) + " " + std::to_string(conv.stride_w);
+static Packing packing(const Algorithm& algorithm, const Conv& conv, const WeightKey& key, const Taps& taps = {}) {
+  return {&algorithm, conv.block, conv.groups, conv.stride_w, key.transposed, taps};
 }
 
 static void reorder_weights(const Conv& conv, const MemoryDesc& wanted, float* to) {
@@ -125,7 +122,7 @@ ReorderedWeights::ReorderedWeights(const Conv& given, const MemoryDesc& wanted) 
 }
 
 ReorderedWeights::ReorderedWeights(const Conv& given, const Algorithm& algorithm, const WeightKey* key,
-                                   const std::string& part)
+                                   const Taps& taps)
     : conv(given) {
   constexpr double seconds = 1e-9;  // to reorder one, about
   const MemoryDesc wanted = algorithm.weights(given);
@@ -133,7 +130,8 @@ ReorderedWeights::ReorderedWeights(const Conv& given, const Algorithm& algorithm
   PackedWeights& kept = PackedWeights::instance();
   if (key && kept.uses(*key, false) > 1) {
     const int64_t size = elements(wanted);
-    kept_ = kept.get(*key, packing(algorithm, given, *key) + " " + part, size, double(size) * seconds, [&](float* to) {
+    const auto gain = [&] { return double(size) * seconds; };
+    kept_ = kept.get(*key, packing(algorithm, given, *key, taps), size, gain, [&](float* to) {
       count_++;
       reorder_weights(given, wanted, to);
     });
@@ -182,8 +180,8 @@ void convolve(const Conv& conv, const WeightKey* key) {
     pack(packed.data());
     return run(*algorithm, with_weights(conv, wanted, packed.data()));
   }
-  if (const auto packed =
-          kept.get(*key, packing(*algorithm, conv, *key), elements(wanted), gain(conv, *algorithm), pack))
+  const auto its_gain = [&] { return gain(conv, *algorithm); };
+  if (const auto packed = kept.get(*key, packing(*algorithm, conv, *key), elements(wanted), its_gain, pack))
     return run(*algorithm, with_weights(conv, wanted, packed->data()));
   const Algorithm& otherwise = choose(conv, 1, false);
   run(otherwise, ReorderedWeights(conv, otherwise, key).conv);

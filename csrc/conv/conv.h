@@ -166,8 +166,7 @@ class ReorderedWeights {
  public:
   ReorderedWeights(const Conv& given, const MemoryDesc& wanted);
   // As the algorithm wants them; where there is a `key` and several calls are expected to share them, kept under it.
-  // `part` names the taps where they are not all, so that each of a tensor's parts is kept.
-  ReorderedWeights(const Conv& given, const Algorithm& algorithm, const WeightKey* key, const std::string& part = "");
+  ReorderedWeights(const Conv& given, const Algorithm& algorithm, const WeightKey* key, const Taps& taps = {});
   Conv conv;
 
   // How many this thread has made, those found among the kept ones not counted.

@@ -32,31 +32,32 @@ double PackedWeights::uses(const WeightKey& key, bool count) {
   return std::max({uses.now, uses.before, 1.0});
 }
 
-const PackedWeights::Form* PackedWeights::find(const WeightKey& key, const std::string& name) {
+const PackedWeights::Form* PackedWeights::find(const WeightKey& key, const Packing& packing) {
   for (const Form& form : entry(key).forms)
-    if (form.name == name) return &form;
+    if (form.packing == packing) return &form;
   return nullptr;
 }
 
-bool PackedWeights::has(const WeightKey& key, const std::string& name, int64_t count, double gain) {
+bool PackedWeights::has(const WeightKey& key, const Packing& packing, int64_t count, double gain) {
   std::lock_guard<std::mutex> lock(mutex_);
   const int64_t bytes = count * int64_t(sizeof(float));
-  return find(key, name) || in_the_way(bytes, gain / double(bytes));
+  return find(key, packing) || in_the_way(bytes, gain / double(bytes));
 }
 
 // The lock is held while packing, so that two threads do not pack the same weights.
-PackedWeights::Packed PackedWeights::get(const WeightKey& key, const std::string& name, int64_t count, double gain,
-                                         const std::function<void(float*)>& pack) {
+PackedWeights::Packed PackedWeights::get(const WeightKey& key, const Packing& packing, int64_t count,
+                                         const std::function<double()>& gain, const std::function<void(float*)>& pack) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (const Form* form = find(key, name)) return form->packed;
+  if (const Form* form = find(key, packing)) return form->packed;
   const int64_t bytes = count * int64_t(sizeof(float));
-  const auto dropped = in_the_way(bytes, gain / double(bytes));
+  const double gain_per_byte = gain() / double(bytes);
+  const auto dropped = in_the_way(bytes, gain_per_byte);
   if (!dropped) return nullptr;
   for (Form* form : *dropped) form->packed = nullptr;
   for (auto& [tensor, entry] : entries_) std::erase_if(entry.forms, [](const Form& form) { return !form.packed; });
   auto buffer = std::make_shared<HugeBuffer>(count);
   pack(buffer->data());
-  entry(key).forms.push_back({name, buffer, gain / double(bytes)});
+  entry(key).forms.push_back({packing, buffer, gain_per_byte});
   return buffer;
 }
 

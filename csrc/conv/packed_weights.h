@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -32,6 +31,20 @@ struct WeightKey {
   bool transposed = false;             // what the call is: one tensor serves a convolution and the gradient of its src
 };
 
+// Which of a filter's taps, where that is not all of them: the last and the step of each axis.
+using Taps = std::array<int64_t, 6>;
+
+// What packed weights are kept as: one tensor serves src of several blocks, any groups, strides and both kinds of
+// convolution.
+struct Packing {
+  const void* algorithm = nullptr;  // null: as they are, in float32
+  int64_t block = 0, groups = 0, stride_w = 0;
+  bool transposed = false;
+  Taps taps{};
+
+  bool operator==(const Packing&) const = default;
+};
+
 class PackedWeights {
  public:
   using Packed = std::shared_ptr<const HugeBuffer>;
@@ -40,13 +53,13 @@ class PackedWeights {
   // How many calls of its kind one packing of these weights serves, as far as their past tells: many, until they
   // change. `count`: this is one of them.
   double uses(const WeightKey& key, bool count);
-  // The weights packed under a name, by `pack` where they are not yet; null where there is no room for them beside
-  // those that gain more, in seconds a call and byte.
-  Packed get(const WeightKey& key, const std::string& name, int64_t count, double gain,
+  // The weights in a packing, by `pack` where they are not yet; null where there is no room for them beside those that
+  // gain more, in seconds a call and byte.
+  Packed get(const WeightKey& key, const Packing& packing, int64_t count, const std::function<double()>& gain,
              const std::function<void(float*)>& pack);
 
   // Whether `get` would answer.
-  bool has(const WeightKey& key, const std::string& name, int64_t count, double gain);
+  bool has(const WeightKey& key, const Packing& packing, int64_t count, double gain);
 
   // At most `bytes` kept; negative: twice the weights seen, but at least `least_bound`.
   void set_bound(int64_t bytes);
@@ -59,7 +72,7 @@ class PackedWeights {
   static constexpr double many = 1e9;
 
   struct Form {  // the weights packed for one algorithm
-    std::string name;
+    Packing packing;
     Packed packed;
     double gain_per_byte;
   };
@@ -76,7 +89,7 @@ class PackedWeights {
     return {key, key.watch(key.tensor), uses, {}};
   }
   Entry& entry(const WeightKey& key);
-  const Form* find(const WeightKey& key, const std::string& name);
+  const Form* find(const WeightKey& key, const Packing& packing);
   // What would have to go for `bytes` more; nothing where even that is not enough.
   std::optional<std::vector<Form*>> in_the_way(int64_t bytes, double gain_per_byte);
   void drop_dead();

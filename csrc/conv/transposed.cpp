@@ -96,19 +96,14 @@ Conv phase(const Conv& given, const PhaseAxis& d, const PhaseAxis& h, const Phas
   return c;
 }
 
-// The taps of an axis, for the name that a phase's weights are kept under.
-std::string name(const PhaseAxis& axis) {
-  return std::to_string(axis.last_tap) + "/" + std::to_string(axis.tap_step) + " ";
-}
-
 // Bytes of dst that all phases are computed of before the next images: each phase writes its pixels between those of
 // the others, and finds them in the cache.
 constexpr int64_t dst_budget = 4 << 20;
 
-// A phase with its weights as its algorithm wants them, for any images of the batch; `taps` names those it reads.
+// A phase with its weights, of the taps that it reads, as its algorithm wants them, for any images of the batch.
 class ReadyPhase {
  public:
-  ReadyPhase(const Conv& phase, const WeightKey* key, const std::string& taps)
+  ReadyPhase(const Conv& phase, const WeightKey* key, const Taps& taps)
       : algorithm_(choose(phase, 1)), weights_(phase, algorithm_, key, taps) {}
   void run(int64_t first, int64_t images) const {
     Conv c = weights_.conv;
@@ -193,7 +188,10 @@ void convolve_transposed(const Conv& given, const WeightKey* given_key) {
   std::vector<ReadyPhase> ready;
   for (const PhaseAxis& d : planes)
     for (const PhaseAxis& h : rows)
-      for (const PhaseAxis& w : cols) ready.emplace_back(phase(c, d, h, w), key, name(d) + name(h) + name(w));
+      for (const PhaseAxis& w : cols) {
+        const Taps taps = {d.last_tap, d.tap_step, h.last_tap, h.tap_step, w.last_tap, w.tap_step};
+        ready.emplace_back(phase(c, d, h, w), key, taps);
+      }
   const int64_t all = std::min(c.stride_d, c.od) * std::min(c.stride_h, c.oh) * std::min(c.stride_w, c.ow);
   if (int64_t(ready.size()) < all) fill(c);
   run_phases(c, ready);

@@ -36,7 +36,8 @@ class FloatWeights {
     const int64_t count = weight.numel();
     const auto widen = [&](float* to) { values(weight).widen(0, count, to, nthreads); };
     PackedWeights& all = PackedWeights::instance();
-    if (key && all.uses(*key, false) > 1) kept_ = all.get(*key, "float32", count, double(count) * seconds, widen);
+    const auto gain = [&] { return double(count) * seconds; };
+    if (key && all.uses(*key, false) > 1) kept_ = all.get(*key, Packing(), count, gain, widen);
     if (kept_) return;
     weight_ = empty_pooled(weight.sizes(), at::kFloat);
     widen(weight_.mutable_data_ptr<float>());
