@@ -33,7 +33,13 @@ def test_conv_relu_chain():
 
 
 def test_overhead():
-    assert re.search(r"\nrelu +[\d.]+ +[\d.]+ +[-\d.]+\n", run("examples/overhead.py"))
+    lines = run("examples/overhead.py").splitlines()[1:]
+    assert lines[0].startswith("relu ") and lines[-1].startswith("conv, bn, relu ")
+    for line in lines:
+        plain, blocked, overhead, cold_plain, cold_blocked, cold_overhead = map(float, line[14:].split())
+        assert overhead == pytest.approx(blocked - plain, abs=0.02)
+        assert cold_overhead == pytest.approx(cold_blocked - cold_plain, abs=0.2)
+        assert cold_plain > plain and cold_blocked > blocked
 
 
 @pytest.mark.parametrize("with_checkpoint", [False, True])
