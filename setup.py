@@ -17,7 +17,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 
 # GCC names `omp_*` and `GOMP_*` are left to torch's own libgomp, found through libtorch_cpu: no -lgomp, so that the
-# process holds one OpenMP runtime.
+# process holds one OpenMP runtime. NDEBUG as torch is built: else its inlined functions and pybind11's check themselves
+# at every call.
 COMPILE = (
     "-std=c++20 -O3 -DNDEBUG -g1 -fPIC -fopenmp -fvisibility=hidden -fno-math-errno -fno-trapping-math "
     "-Wall -Wextra -Wno-maybe-uninitialized -Icsrc"

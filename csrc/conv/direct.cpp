@@ -136,7 +136,7 @@ int64_t cols_of_two_rows(const ConvKernels& kernels, int64_t blocks) {
 bool takes_two_rows(const ConvKernels& kernels, int64_t blocks, int64_t cols) {
   constexpr int64_t fewest_sums = 8;
   const auto products = [&](int64_t rows, const Calls& calls) {
-    const auto of_call = [&](int64_t cols) { return std::max(rows * blocks * cols, fewest_sums); };
+    const auto of_call = [&](int64_t size) { return std::max(rows * blocks * size, fewest_sums); };
     return calls.wider * of_call(calls.fewest + 1) + (calls.number - calls.wider) * of_call(calls.fewest);
   };
   const int64_t cols_two = cols_of_two_rows(kernels, blocks);
