@@ -88,6 +88,7 @@ CONVOLUTIONS = [
     (1, 20, 40, (5, 6, 17), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
     (2, 33, 17, (5, 4, 3), (1, 1, 1), (2, 1, 1), (0, 0, 0), (1, 1, 1), 1),
     (1, 16, 16, (3, 5, 5), (1, 1, 1), (1, 1, 1), (1, 0, 0), (1, 1, 1), 1),
+    (1, 16, 16, (2, 3, 3), (1, 1, 1), (4, 1, 1), (1, 0, 0), (1, 1, 1), 1),  # one plane, of padding alone
     (1, 3, 20, (5, 9, 11), (3, 7, 7), (1, 2, 2), (1, 3, 3), (1, 1, 1), 1),
     (1, 20, 20, (5, 6, 7), (3, 3, 3), (2, 1, 1), (1, 1, 1), (1, 1, 1), 20),
     (1, 20, 30, (4, 5, 4), (2, 3, 3), (1, 1, 2), (0, 1, 1), (1, 1, 1), 10),
@@ -102,6 +103,8 @@ CONVOLUTIONS = [
 # (n, ic, oc, src, kernel, stride, padding, output padding, dilation, groups)
 TRANSPOSED = [
     (1, 1, 1, (1, 1), (1, 1), (1, 1), (0, 0), (0, 0), (1, 1), 1),
+    (1, 16, 20, (9, 1), (1, 1), (1, 2), (0, 0), (0, 0), (1, 1), 1),  # one column, beside which none is of its phase
+    (1, 17, 16, (8, 1), (1, 3), (1, 2), (0, 1), (0, 0), (1, 1), 1),
     (2, 17, 33, (5, 7), (3, 3), (1, 1), (1, 1), (0, 0), (1, 1), 1),
     (1, 53, 20, (6, 5), (4, 4), (2, 2), (1, 1), (0, 0), (1, 1), 1),
     (2, 33, 48, (9, 7), (2, 2), (2, 2), (0, 0), (0, 0), (1, 1), 1),
@@ -133,6 +136,7 @@ TRANSPOSED = [
     (1, 20, 30, (9,), (3,), (2,), (2,), (1,), (3,), 10),
     (1, 1, 1, (1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1), 1),
     (2, 17, 33, (4, 5, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), (0, 0, 0), (1, 1, 1), 1),
+    (1, 20, 17, (3, 5, 1), (1, 1, 1), (4, 1, 3), (0, 0, 0), (3, 0, 0), (1, 1, 1), 1),  # the same
     (1, 20, 17, (3, 4, 5), (2, 3, 4), (2, 2, 2), (0, 1, 1), (0, 1, 0), (1, 1, 1), 1),
     (1, 33, 20, (4, 5, 4), (3, 1, 3), (3, 1, 2), (1, 0, 2), (2, 0, 1), (2, 1, 3), 1),
     (2, 20, 20, (4, 5, 6), (3, 3, 3), (2, 1, 2), (1, 1, 0), (1, 0, 1), (1, 1, 2), 20),
@@ -145,22 +149,26 @@ def pair(n):
     return n if isinstance(n, tuple) else (n, n)
 
 
-def between_nans(x: Tensor) -> Tensor:
-    """`x` as a view whose surroundings in memory are NaN: what reads outside it shows."""
+def between_nans(x: Tensor, dense: bool = False) -> Tensor:
+    """`x` as a view whose surroundings in memory are NaN: what reads outside it shows.
+
+    They are around every row; of a `dense` view, which some kernels read otherwise, before and after it.
+    """
     order = sorted(range(x.dim()), key=lambda d: -x.stride(d))  # as its dims lie in memory
     sizes = [x.size(d) for d in order]
-    inside = torch.full([n + 2 for n in sizes[:-1]] + sizes[-1:], math.nan)
-    for d, n in enumerate(sizes[:-1]):
+    with_nans = 1 if dense else len(sizes) - 1  # dims
+    inside = torch.full([n + 2 for n in sizes[:with_nans]] + sizes[with_nans:], math.nan)
+    for d, n in enumerate(sizes[:with_nans]):
         inside = inside.narrow(d, 1, n)
     return inside.permute([order.index(d) for d in range(x.dim())]).copy_(x)
 
 
-def run(x, w, b, args, src_format, wei_format, block, **post_ops):
-    """The operator on `x` and `w` in these formats; both lie between NaNs."""
+def run(x, w, b, args, src_format, wei_format, block, dense=False, **post_ops):
+    """The operator on `x` and `w` in these formats; both lie between NaNs, `x` as `between_nans` has it."""
     src = x if src_format is None else x.to(src_format)
     wei = w if wei_format is None else w.to(wei_format)
     physical = library.convolution_op(
-        between_nans(src.physical if src_format else src), sum(src.blocking, ()) if src_format else (),
+        between_nans(src.physical if src_format else src, dense), sum(src.blocking, ()) if src_format else (),
         wei.physical if wei_format else wei, w.shape, sum(wei.blocking, ()) if wei_format else (),
         b, *args, block, **post_ops,
     )  # fmt: skip

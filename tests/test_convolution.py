@@ -162,14 +162,19 @@ def test_convolution_takes_any_bias(isa, bias):
 CONVOLUTIONS_ON_PLAIN_TENSORS = {
     "transposed double": lambda x, w: F.conv_transpose2d(x.double(), w.double()),
     "double": lambda x, w: F.conv2d(x.double(), w.double()),
+    "complex": lambda x, w: F.conv2d(x.cfloat(), w.cfloat()),
+    "a stride over any size": lambda x, w: F.conv2d(x, w, stride=2**24),
 }
+each_mode = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 
 
+@each_mode
 @cases(CONVOLUTIONS_ON_PLAIN_TENSORS)
-def test_convolution_without_a_kernel_runs_on_plain_tensors(case):
+def test_convolution_without_a_kernel_runs_on_plain_tensors(case, mode):
     x, weight = integers(2, 17, 5, 6), integers(17, 17, 3, 3)
-    check(case, x.to(tb.blocked), weight, expects=falls_back)
-    check(case, x.to(tb.blocked), weight.to(tb.blocked), expects=falls_back)
+    with mode():
+        check(case, x.to(tb.blocked), weight, expects=falls_back)
+        check(case, x.to(tb.blocked), weight.to(tb.blocked), expects=falls_back)
 
 
 def test_convolution_without_a_batch():
@@ -202,18 +207,23 @@ CONVOLUTION_ERRORS = {
     "bias": dict(bias=torch.zeros(6)),
     "dtype": dict(weight_dtype=torch.float64),
     "bias dtype": dict(bias=torch.zeros(5, dtype=torch.int64)),
+    "bias of another precision": dict(bias=torch.zeros(5, dtype=torch.float16)),
+    "padding over any size": dict(padding=2**62),
+    "dilation over any size": dict(dilation=2**24),
     "rank": dict(weight=(5, 17, 3)),
     "three strides": dict(stride=(1, 1, 1)),
 }
 
 
+@each_mode
 @cases(CONVOLUTION_ERRORS)
-def test_convolution_refuses_what_pytorch_refuses(case):
+def test_convolution_refuses_what_pytorch_refuses(case, mode):
     case = dict(case)
     weight = torch.ones(case.pop("weight", (5, 17, 3, 3)), dtype=case.pop("weight_dtype", torch.float32))
     bias = case.pop("bias", None)
-    check_error(lambda x: F.conv2d(x, weight, bias, **case), image(17).to(tb.nChw16c))
-    check_error(lambda x: torch.ops.aten.conv2d.default(x, weight, bias), image(18).to(tb.nChw16c))
+    with mode():
+        check_error(lambda x: F.conv2d(x, weight, bias, **case), image(17).to(tb.nChw16c))
+        check_error(lambda x: torch.ops.aten.conv2d.default(x, weight, bias), image(18).to(tb.nChw16c))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

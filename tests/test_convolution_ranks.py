@@ -24,11 +24,11 @@ def convolve_in_all_formats(op, x, w, oc, *arguments, plain_src=True):
     block = library.isa_block()
     src_formats = [activation_format(x.dim(), b) for b in library.kernel_blocks()] + [None] * plain_src
     weights = [w, w.to(weight_format(w.shape, block)), w.to(weight_format((17, 17, *w.shape[2:]), 8))]
-    for src_format, wei in itertools.product(src_formats, weights):
+    for src_format, wei, dense in itertools.product(src_formats, weights, (False, True)):
         dst_block = src_format.blocking.block(1) if src_format else block
         is_blocked = isinstance(wei, tb.BlockedTensor)
         physical = op(
-            between_nans(x.to(src_format).physical if src_format else x),
+            between_nans(x.to(src_format).physical if src_format else x, dense),
             sum(src_format.blocking, ()) if src_format else (),
             between_nans(wei.physical) if is_blocked else wei, w.shape, sum(wei.blocking, ()) if is_blocked else (),
             *arguments, dst_block,

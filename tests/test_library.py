@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -52,9 +53,9 @@ def test_convolution(isa, guarded, shape):
     wei_formats = [None, weight_format(w.shape, block), weight_format(w.shape, 8), tb.OIhw4i16o4i]
     for src_format in (None, activation_format(4, block), tb.nChw8c, tb.nChw4c):
         dst_block = src_format.blocking.block(1) if src_format in (tb.nChw8c, tb.nChw4c) else block
-        for wei_format in wei_formats:
+        for wei_format, dense in itertools.product(wei_formats, (False, True)):
             with tb.winograd("never"):
-                check_close(run(x, w, b, args, src_format, wei_format, dst_block), expected)
+                check_close(run(x, w, b, args, src_format, wei_format, dst_block, dense), expected)
 
 
 @pytest.mark.parametrize("name", STREAMED)

@@ -61,7 +61,7 @@ Plan::Plan(const Conv& c)
   in_place = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
              c.oh <= c.ih && c.ow <= c.iw && c.kd == 1 && c.pad_d == 0 && c.od <= c.id &&
              c.src_md.strides[3] == c.block;
-  flat = in_place && c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
+  flat = in_place && c.dst_step() == 1 && c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
          (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
   ic_blocks = c.group_ic_blocks();
   oc_blocks = (c.group_oc() + c.block - 1) / c.block;

@@ -42,8 +42,11 @@ struct Chunk {
   Range planes, rows;
 };
 
+// Whether there is a depth: else an image is its one plane, which the one plane of the filter sees.
+bool is_deep(const Conv& c) { return c.od > 1 || c.kd > 1 || c.pad_d > 0; }
+
 std::vector<Chunk> make_chunks(const Conv& c) {
-  const bool deep = c.od > 1 || c.kd > 1;
+  const bool deep = is_deep(c);
   const int64_t planes = deep ? c.od : c.n, pixels = c.oh * c.ow;
   const int64_t planes_step = std::max<int64_t>(1, chunk_pixels / pixels);
   const int64_t rows_step = std::min(c.oh, std::max<int64_t>(1, chunk_pixels / c.ow));
@@ -86,7 +89,7 @@ MemoryDesc format(const Conv& c) {
 
 Problem::Problem(const Conv& c, const float* diff_dst_, float* diff_wei_)
     : conv(c), diff_dst(diff_dst_), diff_wei(diff_wei_), kernels(*c.kernels()->weight_gradient) {
-  deep = c.od > 1 || c.kd > 1;
+  deep = is_deep(c);
   lane_wise = is_lane_wise(c);
   const bool plain = c.src_md.is_plain();
   src_pixel = c.stride_w * c.src_md.strides[3];

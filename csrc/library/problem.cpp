@@ -44,7 +44,8 @@ void check_window(const char* name, IntArrayRef values, int64_t dims, int64_t le
   TORCH_CHECK_VALUE(
       int64_t(values.size()) == dims &&
           std::all_of(values.begin(), values.end(), [&](int64_t v) { return v >= least && v < (1 << 24); }),
-      "convolution: ", name, " has one number of each of ", dims, " spatial dims, at least ", least, ", got ", values);
+      "convolution: ", name, " has one number of each of ", dims, " spatial dims, at least ", least,
+      " and below 2**24, got ", values);
 }
 
 Conv describe_problem(const Physical& src, IntArrayRef src_blocking, const Tensor& weight, IntArrayRef weight_size,

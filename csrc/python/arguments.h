@@ -38,12 +38,13 @@ auto unlocked(const Body& body) {
 // None where it is left out: it has its default.
 inline py::handle argument(const py::tuple& args, size_t i) { return i < args.size() ? args[i].ptr() : Py_None; }
 
-// A number, appended; false where it is another thing or less than `least`.
+// A number, appended; false where it is another thing, less than `least`, or one of those that the operators refuse as
+// too large.
 inline bool read_number(py::handle object, int64_t least, int64_t otherwise, Numbers& numbers) {
   if (!object.is_none() && !PyLong_CheckExact(object.ptr())) return false;
   int overflow = 0;
   numbers.push_back(object.is_none() ? otherwise : PyLong_AsLongLongAndOverflow(object.ptr(), &overflow));
-  return !overflow && numbers.back() >= least;
+  return !overflow && numbers.back() >= least && numbers.back() < (1 << 24);
 }
 
 // The numbers of a list, `count` or one for all; false where they are others, or any is less than `least`.

@@ -100,6 +100,8 @@ def conv2d(
     """What `inference_mode` delivers, not yet taken apart."""
     if x.dim() != 4 or weight.dim() != 4:
         return func.decompose(x, weight, bias, stride, padding, dilation, groups)
+    if not _has_kernel(x, weight, bias, _window(2, stride, padding, dilation), groups):
+        return fallback(func, x, weight, bias, stride, padding, dilation, groups)
     whole = aten.convolution.default
     return convolution(whole, x, weight, bias, stride, padding, dilation, False, [0, 0], groups)
 
@@ -158,9 +160,14 @@ def _window(spatial: int, stride: list[int], padding: list[int], dilation: list[
 
 
 def _is_valid(window: Window, spatial: int) -> bool:
-    """Whether these are as many numbers as there are spatial dims, and none that PyTorch refuses."""
+    """Whether these are as many numbers as there are spatial dims, and none that PyTorch or the operators refuse."""
     stride, padding, dilation = window
-    return len(stride) == len(padding) == len(dilation) == spatial and min(*stride, *dilation) > 0 and min(padding) >= 0
+    return (
+        len(stride) == len(padding) == len(dilation) == spatial
+        and min(*stride, *dilation) > 0
+        and min(padding) >= 0
+        and max(*stride, *padding, *dilation) < 1 << 24
+    )
 
 
 def _physical(weight: Tensor) -> tuple[Tensor, Blocking]:
