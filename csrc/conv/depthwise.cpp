@@ -91,8 +91,7 @@ bool can(const Conv& c) {
 bool rolls(const Conv& c, Lane lane) {
   const auto padding = [](int64_t pad, int64_t dst, int64_t src) { return std::max(pad, dst + 2 - pad - src); };
   const int64_t cols = c.kernels()->depthwise->rolling_cols;
-  const bool one_plane = c.kd == 1 && c.id == 1 && c.od == 1 && c.pad_d == 0;
-  return lane == Lane::Own && c.ow <= 2 * cols && one_plane && c.kh == 3 && c.kw == 3 && c.stride_h == 1 &&
+  return lane == Lane::Own && c.ow <= 2 * cols && c.one_plane() && c.kh == 3 && c.kw == 3 && c.stride_h == 1 &&
          c.stride_w == 1 && c.dilation_h == 1 && row_kernel(c) > 0 && c.dst_step() == 1 &&
          padding(c.pad_h, c.oh, c.ih) <= 1 && padding(c.pad_w, c.ow, c.iw) <= 1;
 }

@@ -31,41 +31,66 @@ MemoryDesc weights(const Conv& c) {
 struct Plan {
   const Conv& conv;
   const ConvKernels& kernels;
+  bool strided;   // src is read where it lies, with a stride of 2
+  int64_t apart;  // dst rows from one of a tile to the next
   Window window;
   InlineMemory<1024> memory;
   std::pmr::vector<int64_t> taps;
   PaddedPostOps post_ops;
   bool in_place, flat;           // src is read where it lies; height and width as one long row
-  bool strided;                  // src is read where it lies, with a stride of 2
   bool stream;                   // dst, past the caches: where each element is one sum, written once
   int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
   int64_t ic_chunk;              // channel blocks in a window
-  int64_t units, tile;           // dst rows (flat: runs of kernels.cols pixels) of an image; the most in a tile
+  int64_t units, tile;           // dst rows (flat: runs of kernels.cols pixels) of a plane; the most in a tile
   bool split_oc;                 // threads share the output channels, not the tiles
 
   explicit Plan(const Conv& c);
   void choose_tiles();
+
+  // A unit: its row (flat: run), and how many units from it on one tile may have. All rows come first that are a
+  // multiple of `apart` from row 0, then those from row 1 and so on: of `longer` such series, and of the others.
+  struct Unit {
+    int64_t row, most;
+  };
+  Unit unit(int64_t i) const {
+    if (flat) return {i, units - i};
+    const int64_t longer = units % apart, size = units / apart;
+    const bool in_longer = i < longer * (size + 1);
+    const int64_t of_series = size + in_longer, at = in_longer ? i : i - longer * (size + 1);
+    const int64_t first = (in_longer ? 0 : longer) + at / of_series;
+    return {first + at % of_series * apart, of_series - at % of_series};
+  }
 };
+
+int64_t group_oc_blocks(const Conv& c) { return (c.group_oc() + c.block - 1) / c.block; }
 
 // Whether groups are read where they lie: no column sees padding on its right. So there is at most one on the left,
 // that only the filter's first column sees, from the first column of dst.
-bool reads_strided(const Conv& c, int64_t oc_blocks) {
+bool reads_strided(const Conv& c) {
   const int64_t last_col = (c.ow - 1) * c.stride_w + (c.kw - 1) * c.dilation_w - c.pad_w;
-  const bool one_plane = c.kd == 1 && c.id == 1 && c.od == 1 && c.pad_d == 0;
-  return c.groups > 1 && oc_blocks <= 4 && c.stride_w == 2 && c.kw > 1 && one_plane && c.pad_w <= 1 &&
+  return c.groups > 1 && group_oc_blocks(c) <= 4 && c.stride_w == 2 && c.kw > 1 && c.one_plane() && c.pad_w <= 1 &&
          last_col < c.iw && c.src_md.strides[3] == c.block;
 }
 
+// Rows of dst that read src rows of which one is a tap's distance from the next: of a dilated filter, so that a tile
+// reads each src row often. Side by side they would read many rows that have nothing in common.
+int64_t rows_apart(const Conv& c) { return c.kh == 1 ? 1 : c.dilation_h / std::gcd(c.dilation_h, c.stride_h); }
+
 Plan::Plan(const Conv& c)
-    : conv(c), kernels(*c.kernels()), window(c, c.block), taps(window.taps(&memory)), post_ops(c) {
+    : conv(c),
+      kernels(*c.kernels()),
+      strided(reads_strided(c)),
+      apart(strided ? 1 : rows_apart(c)),
+      window(c, c.block, false, apart),
+      taps(window.taps(&memory)),
+      post_ops(c) {
   in_place = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
              c.oh <= c.ih && c.ow <= c.iw && c.kd == 1 && c.pad_d == 0 && c.od <= c.id &&
              c.src_md.strides[3] == c.block;
   flat = in_place && c.dst_step() == 1 && c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
          (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
   ic_blocks = c.group_ic_blocks();
-  oc_blocks = (c.group_oc() + c.block - 1) / c.block;
-  strided = reads_strided(c, oc_blocks);
+  oc_blocks = group_oc_blocks(c);
   if (strided)
     for (int64_t kh = 0; kh < c.kh; kh++)
       for (int64_t kw = 0; kw < c.kw; kw++)
@@ -95,7 +120,8 @@ void Plan::choose_tiles() {
   split_oc = blocks >= conv.nthreads && (wei_size > src_size || (conv.groups > 1 && blocks % conv.nthreads == 0));
 }
 
-// One tile: dst rows [row, row + rows), columns [col, col + cols) of image n at depth od, some channel blocks of src.
+// One tile: `rows` dst rows from `row` on, columns [col, col + cols) of image n at depth od, some channel blocks of
+// src.
 struct Tile {
   int64_t n, od, row, rows, col, cols;
   int64_t ic_begin, ic_end;
@@ -157,7 +183,7 @@ ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, in
   a.wei_block = c.wei_md.strides[0];
   a.wei_ic_block = c.kh * c.kw * a.lanes * c.block;
   a.dst_block = c.dst_block();
-  a.dst_row = plan.flat ? 0 : c.dst_row();
+  a.dst_row = plan.apart * c.dst_row();
   a.dst_step = c.dst_step();
   a.first = tile.ic_begin == 0;
   a.last = tile.ic_end == plan.ic_blocks;
@@ -178,7 +204,8 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
   const float* const wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.wei_ic_block;
   const float* const residual = a.epilogue.residual;
   const bool pairs_of_rows = takes_two_rows(plan.kernels, blocks, tile.cols);
-  const bool first_alone = tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + tile.rows - 1);
+  const bool first_alone =
+      tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + (tile.rows - 1) * plan.apart);
   const auto pair = [&](int64_t row) {
     if (!pairs_of_rows || row + 1 == tile.rows || (row == 0 && first_alone)) return false;
     return !plan.strided || same_taps(c, tile.row + row);
@@ -188,7 +215,7 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
   int64_t calls_left = pairs * of_two.number + (tile.rows - 2 * pairs) * of_one.number;
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pair(row);
-    const TapRows taps = tap_rows(c, tile.row + row, two ? 2 : 1);
+    const TapRows taps = tap_rows(c, tile.row + row * plan.apart, two ? 2 : 1, plan.apart);
     a.taps = plan.taps.data() + taps.begin * c.kw;
     a.ntaps = (taps.end - taps.begin) * c.kw;
     a.wei = wei + taps.begin * c.kw * wei_tap;
@@ -199,7 +226,7 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
       a.src = tile.src + row * tile.src_row + begin * (plan.strided ? c.stride_w : 1) * c.block;
       a.left_taps = plan.strided && begin == 0 ? c.pad_w : 0;
       a.src_prefetch = prefetch ? cols * c.block : 0;
-      const int64_t pixel = (tile.row + row) * a.dst_row + (tile.col + begin) * c.dst_pixel();
+      const int64_t pixel = tile.row * c.dst_row() + row * a.dst_row + (tile.col + begin) * c.dst_pixel();
       if (residual) a.epilogue.residual = residual + pixel;
       a.dst = c.dst + dst + pixel;
       a.next = nullptr;
@@ -258,15 +285,16 @@ void fetch_next(const Plan& plan, Tile& tile, int64_t group, int64_t first, int6
   tile.next_end = tile.next + plan.ic_blocks * strides[1];
 }
 
-// Output channel blocks [oc_begin, oc_end) of units [begin, end) of a plane.
-void compute_tile(const Plan& plan, int64_t plane, int64_t begin, int64_t end, int64_t oc_begin, int64_t oc_end) {
+// Output channel blocks [oc_begin, oc_end) of as many units of a plane, the first one at `row` (flat: run).
+void compute_tile(const Plan& plan, int64_t plane, int64_t row, int64_t units, int64_t oc_begin, int64_t oc_end) {
+  const Conv& c = plan.conv;
   Tile tile;
-  tile.n = plane / plan.conv.od;
-  tile.od = plane % plan.conv.od;
-  tile.row = plan.flat ? 0 : begin;
-  tile.rows = plan.flat ? 1 : end - begin;
-  tile.col = plan.flat ? begin * plan.kernels.cols : 0;
-  tile.cols = plan.flat ? std::min(end * plan.kernels.cols, plan.conv.oh * plan.conv.ow) - tile.col : plan.conv.ow;
+  tile.n = plane / c.od;
+  tile.od = plane % c.od;
+  tile.row = plan.flat ? 0 : row;
+  tile.rows = plan.flat ? 1 : units;
+  tile.col = plan.flat ? row * plan.kernels.cols : 0;
+  tile.cols = plan.flat ? std::min((row + units) * plan.kernels.cols, c.oh * c.ow) - tile.col : c.ow;
   float* const scratch =
       plan.in_place || plan.strided ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
   const int64_t first_group = oc_begin / plan.oc_blocks, last_group = (oc_end + plan.oc_blocks - 1) / plan.oc_blocks;
@@ -286,10 +314,10 @@ void compute_tile(const Plan& plan, int64_t plane, int64_t begin, int64_t end, i
 // The same of units [begin, end) of all planes, in tiles as even as possible.
 void compute_units(const Plan& plan, int64_t begin, int64_t end, int64_t oc_begin, int64_t oc_end) {
   for (int64_t units; begin < end; begin += units) {
-    const int64_t first = begin % plan.units, left = std::min(end - begin, plan.units - first);
-    const int64_t ntiles = (left + plan.tile - 1) / plan.tile;
+    const Plan::Unit first = plan.unit(begin % plan.units);
+    const int64_t left = std::min(end - begin, first.most), ntiles = (left + plan.tile - 1) / plan.tile;
     units = (left + ntiles - 1) / ntiles;
-    compute_tile(plan, begin / plan.units, first, first + units, oc_begin, oc_end);
+    compute_tile(plan, begin / plan.units, first.row, units, oc_begin, oc_end);
   }
   if (plan.stream) finish_streams();
 }

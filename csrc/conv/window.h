@@ -4,23 +4,25 @@
 #pragma once
 #include <algorithm>
 #include <memory_resource>
+#include <numeric>
 #include <vector>
 
 #include "conv.h"
 
 namespace torch_blocked {
 
-// The rows [begin, end) of the filter that see src, not only padding, from any of the dst rows [oh, oh + rows).
+// The rows [begin, end) of the filter that see src, not only padding, from any of `rows` dst rows, from row oh on each
+// `apart` rows from the one before.
 struct TapRows {
   int64_t begin, end;
 };
 
-inline TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows) {
+inline TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows, int64_t apart = 1) {
   // Filter rows that lie above src row `ih` when the filter's first lies at `first`.
   const auto rows_above = [&](int64_t ih, int64_t first) {
     return ih <= first ? 0 : std::min(c.kh, (ih - first + c.dilation_h - 1) / c.dilation_h);
   };
-  const int64_t first = oh * c.stride_h - c.pad_h, last = first + (rows - 1) * c.stride_h;
+  const int64_t first = oh * c.stride_h - c.pad_h, last = first + (rows - 1) * apart * c.stride_h;
   const int64_t begin = rows_above(0, last);
   return {begin, std::max(begin, rows_above(c.ih, first))};
 }
@@ -32,28 +34,29 @@ struct Window {
   int64_t phases;        // 1 for kernels one wide: the columns that no tap reads are left out
   int64_t phase_cols;    // columns a phase
   int64_t row_size;      // floats a row
-  int64_t row_step;      // src rows from one window row to the next
+  int64_t row_step;      // src rows from one window row to the next: no more are copied than are read
   int64_t rows_per_dst;  // window rows from one dst row to the next
+  int64_t rows_per_tap;  // and from one row of the filter to the next
   const Conv& conv;
 
-  Window(const Conv& c, int64_t element_size, bool kernel_takes_stride = false)
+  // Of dst rows that are `apart` rows from each other.
+  Window(const Conv& c, int64_t element_size, bool kernel_takes_stride = false, int64_t apart = 1)
       : element(element_size),
         col_step(kernel_takes_stride ? 1 : c.stride_w),
         phases(c.kw == 1 ? 1 : col_step),
         phase_cols((c.kw - 1) * c.dilation_w / col_step + (c.ow - 1) * (c.stride_w / col_step) + 1),
         row_size(phases * phase_cols * element),
-        row_step(c.kh == 1 ? c.stride_h : 1),
-        rows_per_dst(c.kh == 1 ? 1 : c.stride_h),
+        row_step(c.kh == 1 ? c.stride_h * apart : std::gcd(c.stride_h * apart, c.dilation_h)),
+        rows_per_dst(c.stride_h * apart / row_step),
+        rows_per_tap(c.dilation_h / row_step),
         conv(c) {}
 
-  int64_t rows(int64_t dst_rows) const {
-    return conv.kh == 1 ? dst_rows : (dst_rows - 1) * conv.stride_h + (conv.kh - 1) * conv.dilation_h + 1;
-  }
+  int64_t rows(int64_t dst_rows) const { return (dst_rows - 1) * rows_per_dst + (conv.kh - 1) * rows_per_tap + 1; }
   int64_t size(int64_t dst_rows) const { return rows(dst_rows) * row_size; }
 
   int64_t tap(int64_t kh, int64_t kw) const {
     const int64_t column = kw * conv.dilation_w;
-    return kh * conv.dilation_h * row_size + (column % phases * phase_cols + column / col_step) * element;
+    return kh * rows_per_tap * row_size + (column % phases * phase_cols + column / col_step) * element;
   }
 
   // Offsets of all taps, the filter's rows outermost.
