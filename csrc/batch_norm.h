@@ -1,6 +1,5 @@
 // Batch normalization of a blocked tensor, and its gradient.
 #pragma once
-#include <cstdint>
 
 #include "blocked_shape.h"
 #include "half.h"

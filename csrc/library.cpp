@@ -1,6 +1,5 @@
 // The operators as PyTorch sees them: schemas and registration. This file and those of library/ and python/ are the
 // only ones that include torch.
-#include <c10/core/StorageImpl.h>
 #include <torch/library.h>
 
 #include "caches.h"

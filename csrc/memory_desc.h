@@ -1,7 +1,6 @@
 // The memory descriptor as a plain struct: what the kernels know of a tensor besides its address.
 #pragma once
 #include <cstdint>
-#include <numeric>
 
 namespace torch_blocked {
 

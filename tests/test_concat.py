@@ -123,6 +123,11 @@ def test_copy_out_refuses():
     for bad in ((dst, 2, src), (dst, -1, src), (dst, 0, src[0]), (torch.zeros(3), 0, torch.zeros(3))):
         with pytest.raises(ValueError, match="no room"):
             library.copy_out_op(*bad)
+    for other in (torch.zeros(1, 2, 4, 1, 8), torch.zeros(2, 2, 4, 4, 8)):
+        with pytest.raises(ValueError, match="no room"):
+            library.copy_out_op(dst, 0, other)
+    with pytest.raises(TypeError, match="dst's dtype"):
+        library.copy_out_op(dst, 0, src.half())
 
 
 @pytest.mark.parametrize("name", ["convolution_out", "copy_out"])

@@ -106,7 +106,8 @@ BAD = [
     ("blocking of src", {"src": torch.randn(1, 4, 5, 4, 4), "src_blocking": (1, 4)}, "in blocks of 8"),
     ("plain src in groups", {"src": torch.randn(1, 16, 5, 4), "src_blocking": (), "groups": 2}, "without groups"),
     ("order", {"weight_order": (0, 0, 1, 2)}, "names each of 4 axes once"),
-    ("weight blocking", {"weight_blocking": (0, 0)}, "bad blocking"),
+    ("weight blocking", {"weight_blocking": (0, 0)}, "block of 0"),
+    ("weight size", {"diff_dst": torch.zeros([1] * 64), "weight_size": (1,) * 63}, "at most 12 dims"),
     ("stride", {"stride": (0, 1)}, "stride"),
 ]
 

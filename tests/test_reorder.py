@@ -58,13 +58,19 @@ STRIDED = {
     "expanded batch": lambda size: torch.randn(1, *size[1:]).expand(size),
     "expanded channels": lambda size: torch.randn(size[0], 1, *size[2:]).expand(size),
     "expanded image": lambda size: torch.randn(*size[:2], *[1] * (len(size) - 2)).expand(size),
+    "expanded rows": lambda size: torch.randn(*size[:-2], 1, size[-1]).expand(size),
+    "expanded columns": lambda size: torch.randn(*size[:-1], 1).expand(size),
     "expanded all": lambda size: torch.randn([1] * len(size)).expand(size),
     "overlapping": overlapping,
 }
 
 
 @pytest.mark.parametrize("kind", STRIDED)
-@pytest.mark.parametrize("size", [(3, 17, 2, 5), (33, 70, 1, 3), (2, 19, 4), (17, 21), (2, 18, 2, 3, 3)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [(3, 17, 2, 5), (33, 70, 1, 3), (17, 1, 5, 3), (4, 24, 3, 5), (2, 19, 4), (17, 21), (9, 16), (2, 18, 2, 3, 3)],
+    ids=str,
+)
 def test_from_each_kind_of_strided_tensor(isa, kind, size):
     x = STRIDED[kind](size)
     values = x.clone(memory_format=torch.contiguous_format)

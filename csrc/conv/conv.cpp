@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "../reorder.h"
-#include "../scratch.h"
 
 namespace torch_blocked {
 

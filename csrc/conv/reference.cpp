@@ -1,5 +1,4 @@
 // Convolution written from the formula: any format of src and weights. Slow; it ends the list of algorithms.
-#include <algorithm>
 
 #include "../parallel.h"
 #include "conv.h"

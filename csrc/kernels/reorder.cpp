@@ -34,7 +34,7 @@ int64_t fetch_ahead(const Matrix& matrix, int64_t row_bytes) {
   constexpr int64_t line = 64, longest_row = 256, least = 2048;
   const int64_t matrix_bytes = matrix.rows * row_bytes;
   if (matrix.count == 1 || row_bytes <= line || row_bytes > longest_row) return 0;
-  if (matrix.next_in_src != matrix_bytes) return 0;
+  if (matrix.next_in_src != matrix_bytes || matrix_bytes == 0) return 0;  // 0: padding alone, of one matrix repeated
   return (least + matrix_bytes - 1) / matrix_bytes * matrix_bytes;
 }
 

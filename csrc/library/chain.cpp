@@ -1,7 +1,6 @@
 #include "../conv/chain.h"
 
 #include <algorithm>
-#include <span>
 #include <string_view>
 
 #include "operators.h"

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <vector>
 
 #include "../conv/packed_weights.h"
 
@@ -79,10 +78,17 @@ Tensor new_empty_cpu(const Tensor& like, SymIntArrayRef symbolic_size) {
 }
 
 void copy_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& src) {
-  TORCH_CHECK_VALUE(
-      dst.dim() > 1 && src.dim() == dst.dim() && first_block >= 0 && first_block <= dst.size(1) - src.size(1),
-      "copy_out: dst of shape ", dst.sizes(), " has no room for src of shape ", src.sizes(), " from block ",
-      first_block, " on");
+  const auto same_but_blocks = [&] {
+    for (int64_t d = 0; d < dst.dim(); d++)
+      if (d != 1 && src.size(d) != dst.size(d)) return false;
+    return true;
+  };
+  TORCH_CHECK_VALUE(dst.dim() > 1 && src.dim() == dst.dim() && same_but_blocks() && first_block >= 0 &&
+                        first_block <= dst.size(1) - src.size(1),
+                    "copy_out: dst of shape ", dst.sizes(), " has no room for src of shape ", src.sizes(),
+                    " from block ", first_block, " on");
+  TORCH_CHECK_TYPE(src.scalar_type() == dst.scalar_type(), "copy_out: src is of dst's dtype ", dst.scalar_type(),
+                   ", got ", src.scalar_type());
   dst.narrow(1, first_block, src.size(1)).copy_(src);
 }
 
@@ -113,7 +119,8 @@ static void check_inner_numel(const char* name, const MemoryDesc& md) {
   }
 }
 
-MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size, IntArrayRef blocking) {
+// All but the strides.
+static MemoryDesc dims_and_blocks(const char* name, IntArrayRef size, IntArrayRef blocking) {
   MemoryDesc md;
   md.ndims = size.size();
   TORCH_CHECK_VALUE(md.ndims <= max_ndims, name, ": at most ", max_ndims, " dims, got size ", size);
@@ -132,6 +139,11 @@ MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size
     md.inner_blks[i] = block;
   }
   check_inner_numel(name, md);
+  return md;
+}
+
+MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size, IntArrayRef blocking) {
+  MemoryDesc md = dims_and_blocks(name, size, blocking);
   c10::SmallVector<int64_t, 2 * max_ndims> expected;
   for (int d = 0; d < md.ndims; d++) expected.push_back(md.outer(d));
   for (int i = 0; i < md.inner_nblks; i++) expected.push_back(md.inner_blks[i]);
@@ -149,19 +161,7 @@ MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size
 
 Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
                       at::ScalarType dtype) {
-  MemoryDesc md;
-  md.ndims = size.size();
-  std::copy(size.begin(), size.end(), md.dims);
-  TORCH_CHECK_VALUE(blocking.size() % 2 == 0 && blocking.size() / 2 <= max_ndims, name, ": bad blocking ", blocking);
-  md.inner_nblks = blocking.size() / 2;
-  for (int i = 0; i < md.inner_nblks; i++) {
-    const int64_t axis = blocking[2 * i], block = blocking[2 * i + 1];
-    TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && block > 0 && block <= (1 << 20), name, ": bad blocking ",
-                      blocking);
-    md.inner_idxs[i] = axis;
-    md.inner_blks[i] = block;
-  }
-  check_inner_numel(name, md);
+  const MemoryDesc md = dims_and_blocks(name, size, blocking);
   c10::SmallVector<int64_t, 2 * max_ndims> in_memory, back(size.size(), -1);
   TORCH_CHECK_VALUE(order.size() == size.size(), name, ": order ", order, " names each of ", size.size(), " axes once");
   for (const int64_t axis : order) {
