@@ -38,6 +38,7 @@ struct Plan {
   std::pmr::vector<int64_t> taps;
   PaddedPostOps post_ops;
   bool in_place, flat;           // src is read where it lies; height and width as one long row
+  bool by_rows;                  // of the filter: a call each, without the columns that see only padding
   bool stream;                   // dst, past the caches: where each element is one sum, written once
   int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
   int64_t ic_chunk;              // channel blocks in a window
@@ -96,7 +97,8 @@ Plan::Plan(const Conv& c)
       for (int64_t kw = 0; kw < c.kw; kw++)
         taps[kh * c.kw + kw] = kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.block;
   choose_tiles();
-  stream = streams_dst(c) && ic_chunk == ic_blocks && ic_blocks <= sum_blocks(c, c.kh * c.kw);
+  by_rows = !in_place && !strided && c.pad_w >= Calls(c.ow, kernels.cols).size(0);
+  stream = streams_dst(c) && !by_rows && ic_chunk == ic_blocks && ic_blocks <= sum_blocks(c, c.kh * c.kw);
 }
 
 void Plan::choose_tiles() {
@@ -136,13 +138,13 @@ struct Tile {
 };
 
 int64_t taps_of_row(const Conv& c, int64_t oh) {
-  const TapRows taps = tap_rows(c, oh, 1);
+  const FilterTaps taps = tap_rows(c, oh, 1);
   return taps.end - taps.begin;
 }
 
-// Whether a dst row and the next see src by the same rows of the filter.
-bool same_taps(const Conv& c, int64_t oh) {
-  const TapRows one = tap_rows(c, oh, 1), next = tap_rows(c, oh + 1, 1);
+// Whether two dst rows see src by the same rows of the filter.
+bool same_taps(const Conv& c, int64_t oh, int64_t other) {
+  const FilterTaps one = tap_rows(c, oh, 1), next = tap_rows(c, other, 1);
   return one.begin == next.begin && one.end == next.end;
 }
 
@@ -194,6 +196,26 @@ ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, in
   return a;
 }
 
+// The sums of one call's pixels, `cols` columns from `begin` on, over `rows` of the filter. Always by rows or never in
+// one convolution: so the order of a sum, and its bits, are the same however dst is cut up, if rows of dst that go
+// together read the same rows of the filter.
+void sum_taps(const Plan& plan, ConvKernel kernel, const FilterTaps& rows, int64_t begin, int64_t cols,
+              const ConvArgs& all) {
+  if (!plan.by_rows || rows.begin == rows.end) return kernel(all);
+  const Conv& c = plan.conv;
+  const FilterTaps inside = tap_cols(c, begin, cols);
+  ConvArgs a = all;
+  a.ntaps = inside.end - inside.begin;
+  for (int64_t row = 0, of = rows.end - rows.begin; row < of; row++) {
+    const int64_t tap = row * c.kw + inside.begin;
+    a.taps = all.taps + tap;
+    a.wei = all.wei + tap * a.lanes * c.block;
+    a.first = all.first && row == 0;
+    a.last = all.last && row + 1 == of;
+    kernel(a);
+  }
+}
+
 // One or two output channel blocks over the whole tile. Of an odd number of rows the one with the fewest taps, the
 // first or the last, is by itself. The first call fetches its own weights; the last two, where `more` blocks follow,
 // theirs, of one each: so memory is busy then, too, and what is evicted for them is not read again.
@@ -208,14 +230,15 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
       tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + (tile.rows - 1) * plan.apart);
   const auto pair = [&](int64_t row) {
     if (!pairs_of_rows || row + 1 == tile.rows || (row == 0 && first_alone)) return false;
-    return !plan.strided || same_taps(c, tile.row + row);
+    const int64_t oh = tile.row + row * plan.apart;
+    return !(plan.strided || plan.by_rows) || same_taps(c, oh, oh + plan.apart);
   };
   const Calls of_one(tile.cols, plan.kernels.cols), of_two(tile.cols, cols_of_two_rows(plan.kernels, blocks));
   const int64_t pairs = pairs_of_rows ? tile.rows / 2 : 0;
   int64_t calls_left = pairs * of_two.number + (tile.rows - 2 * pairs) * of_one.number;
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pair(row);
-    const TapRows taps = tap_rows(c, tile.row + row * plan.apart, two ? 2 : 1, plan.apart);
+    const FilterTaps taps = tap_rows(c, tile.row + row * plan.apart, two ? 2 : 1, plan.apart);
     a.taps = plan.taps.data() + taps.begin * c.kw;
     a.ntaps = (taps.end - taps.begin) * c.kw;
     a.wei = wei + taps.begin * c.kw * wei_tap;
@@ -236,7 +259,7 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
       } else if (row + call > 0 && more && calls_left <= 2) {
         a.next = wei + (4 - calls_left) * a.wei_block;
       }
-      kernels[cols - 1](a);
+      sum_taps(plan, kernels[cols - 1], taps, begin, cols, a);
     }
     row += two ? 2 : 1;
   }

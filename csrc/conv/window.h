@@ -11,20 +11,30 @@
 
 namespace torch_blocked {
 
-// The rows [begin, end) of the filter that see src, not only padding, from any of `rows` dst rows, from row oh on each
-// `apart` rows from the one before.
-struct TapRows {
+// Rows, or columns, [begin, end) of the filter.
+struct FilterTaps {
   int64_t begin, end;
 };
 
-inline TapRows tap_rows(const Conv& c, int64_t oh, int64_t rows, int64_t apart = 1) {
-  // Filter rows that lie above src row `ih` when the filter's first lies at `first`.
-  const auto rows_above = [&](int64_t ih, int64_t first) {
-    return ih <= first ? 0 : std::min(c.kh, (ih - first + c.dilation_h - 1) / c.dilation_h);
+// Of `taps`, `dilation` from each other, those that see any of src [0, size), not only padding, from places between
+// those where the first tap is at `first` and at `last`.
+inline FilterTaps taps_inside(int64_t first, int64_t last, int64_t size, int64_t taps, int64_t dilation) {
+  const auto taps_before = [&](int64_t place, int64_t at) {
+    return place <= at ? 0 : std::min(taps, (place - at + dilation - 1) / dilation);
   };
-  const int64_t first = oh * c.stride_h - c.pad_h, last = first + (rows - 1) * apart * c.stride_h;
-  const int64_t begin = rows_above(0, last);
-  return {begin, std::max(begin, rows_above(c.ih, first))};
+  const int64_t begin = taps_before(0, last);
+  return {begin, std::max(begin, taps_before(size, first))};
+}
+
+// The filter's rows from any of `rows` dst rows, from row oh on each `apart` rows from the one before; its columns from
+// any of `cols` dst columns.
+inline FilterTaps tap_rows(const Conv& c, int64_t oh, int64_t rows, int64_t apart = 1) {
+  const int64_t first = oh * c.stride_h - c.pad_h;
+  return taps_inside(first, first + (rows - 1) * apart * c.stride_h, c.ih, c.kh, c.dilation_h);
+}
+inline FilterTaps tap_cols(const Conv& c, int64_t ow, int64_t cols) {
+  const int64_t first = ow * c.stride_w - c.pad_w;
+  return taps_inside(first, first + (cols - 1) * c.stride_w, c.iw, c.kw, c.dilation_w);
 }
 
 // Layout of one channel block (or, of a plain src, one channel): [row][phase][column][element].
