@@ -130,6 +130,11 @@ void batch_norm_backward(const BlockedShape& s, const float* weight, const float
     const int64_t count = pixels * s.block;
     float* const scratch = Scratch::get(2 * chunk_size(s));
     float* const to = diff_src.place(offset, scratch);
+    if (!training) {  // not by a slope of 0: of an infinite src that would be NaN
+      const float* const diffs = diff_dst.read(offset, count, scratch);
+      kernels().scale_shift(diffs, &scale[channel], &shift[channel], to, pixels, s.block);
+      return diff_src.finish(offset, count, to);
+    }
     kernels().gradient(diff_dst.read(offset, count, scratch), src.read(offset, count, scratch + chunk_size(s)),
                        &scale[channel], &means[channel], &slope[channel], &shift[channel], to, pixels, s.block);
     diff_src.finish(offset, count, to);

@@ -7,7 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import assert_same
-from dispatch_cases import SRC_VIEWS, cases, check, check_error, each_channels, falls_back, image, native
+from dispatch_cases import (
+    SRC_VIEWS,
+    cases,
+    check,
+    check_error,
+    check_gradient,
+    each_channels,
+    falls_back,
+    image,
+    native,
+)
 
 import torch_blocked as tb
 
@@ -126,6 +136,10 @@ def test_batch_norm_of_large_means(isa):
 BATCH_NORM_ERRORS = {
     "channels": lambda x: F.batch_norm(x, torch.zeros(16), torch.ones(16)),
     "weight": lambda x: F.batch_norm(x, torch.zeros(17), torch.ones(17), torch.ones(16)),
+    "no running_var": lambda x: F.batch_norm(x, torch.zeros(17), None),
+    "no running_mean": lambda x: F.batch_norm(x, None, torch.ones(17)),
+    "bias": lambda x: F.batch_norm(x, torch.zeros(17), torch.ones(17), None, torch.ones(18)),
+    "native": lambda x: torch.native_batch_norm(x, None, None, torch.zeros(17), None, False, 0.1, 1e-5),
     "no statistics": lambda x: F.batch_norm(x, None, None),
     "one value a channel": lambda x: F.batch_norm(x[:1, :, :1, :1], None, None, training=True),
 }
@@ -134,3 +148,32 @@ BATCH_NORM_ERRORS = {
 @cases(BATCH_NORM_ERRORS)
 def test_batch_norm_refuses_what_pytorch_refuses(case):
     check_error(case, image(17).to(tb.nChw16c))
+    with torch.inference_mode():
+        check_error(case, image(17).to(tb.nChw16c))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm_by_one_running_statistic_changes_none(dtype):
+    def f(x, running):
+        F.batch_norm(x, running, None, None, None, True)
+
+    def g(x, running):
+        F.batch_norm(x, None, running, None, None, True)
+
+    for case in (f, g):
+        check_error(case, image(17).to(dtype).to(tb.nChw16c), torch.zeros(17, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_running_statistics_of_infinities(dtype):
+    x = image(17).to(dtype)
+    x[0, 3, 1, 2], x[1, 16, 0, 0] = math.inf, -math.inf
+    for momentum in (0.1, 1.0):
+        mean, var = torch.zeros(17, dtype=dtype), torch.ones(17, dtype=dtype)
+        check(lambda x, m, v: F.batch_norm(x, m, v, None, None, True, momentum), x.to(tb.nChw16c), mean, var)  # noqa: B023
+
+
+def test_gradient_by_running_statistics_of_infinities(isa):
+    x, mean, var = image(17), torch.randn(17), torch.rand(17) + 0.5
+    x[0, 3, 1, 2], x[1, 16, 0, 0] = math.inf, -math.inf
+    check_gradient(lambda x: F.batch_norm(x, mean, var), x.to(tb.nChw16c))

@@ -30,6 +30,8 @@ CATS = {
     "one": lambda x: torch.cat([x]),
     "itself": lambda x: torch.cat([x, x, x], 2),
     "an empty vector": lambda x: torch.cat([torch.empty(0), x, torch.empty(0)], 3),
+    "an empty vector of another dtype": lambda x: torch.cat([torch.empty(0), x.char()], 1),
+    "an empty vector of a smaller dtype": lambda x: torch.cat([x, torch.empty(0, dtype=torch.int8)], 1),
     "another dtype": lambda x: torch.cat([x, x.double()], 0),
     "integers": lambda x: torch.cat([x.int(), x.int()], 0),
     "stack": lambda x: torch.stack([x, x], 1),

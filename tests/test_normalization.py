@@ -83,6 +83,13 @@ def test_instance_norm(isa, channels, size):
     check_normalization(by_running, x, *affine(channels), native=whole)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_instance_norm_moves_the_running_statistics(dtype):
+    x, mean, var = torch.rand(2, 16, 5, 5).to(dtype), torch.zeros(16, dtype=dtype), torch.ones(16, dtype=dtype)
+    with torch.inference_mode():
+        check(lambda x, m, v: F.instance_norm(x, m, v, None, None, True), x.to(tb.nChw16c), mean.clone(), var.clone())
+
+
 CASES = {
     "group": lambda x: F.group_norm(x, 3),
     "group of one": lambda x: F.group_norm(x, 48),

@@ -109,6 +109,10 @@ BAD_CALLS = [
     "batch_norm(torch.zeros(2, 2), None, None, torch.zeros(2), torch.ones(2), 1e-5)",
     "batch_norm(torch.tensor(1.0), None, None, torch.zeros(1), torch.ones(1), 1e-5)",
     "batch_norm(torch.zeros(2, 2, 3, 3, 0), None, None, torch.zeros(0), torch.ones(0), 1e-5)",
+    f"batch_norm({BN}, None, None, torch.zeros(20), None, 1e-5)",
+    f"batch_norm({BN}, None, None, None, torch.zeros(20), 1e-5)",
+    f"batch_norm_backward({BN}, {BN}, None, torch.zeros(20), None, True)",
+    f"batch_norm_backward({BN}, {BN}, None, None, torch.zeros(20), False)",
     f"batch_norm({BN[:-5]}1), None, None, torch.zeros(1).expand({2**63 - 1}), torch.ones(1), 1e-5)",
 ]
 

@@ -9,11 +9,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CHANNELS, assert_same
+from conftest import CHANNELS, assert_same, dense
 from dispatch_cases import SRC_VIEWS, cases, check, check_error, falls_back, image, native
 
 import torch_blocked as tb
 from torch_blocked import library
+from torch_blocked.formats import activation_format
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -232,6 +233,43 @@ def test_other_ranks(isa, channels, name, dtype):
         y = f(x.to(tb.blocked))
     assert isinstance(y, tb.BlockedTensor) and not counts.fallbacks
     assert_same(y, f(x))
+
+
+@pytest.mark.parametrize("scale", [1.1, 1.3, 1.45, 2, 2.1, 2.4, 0.6])
+def test_nearest_3d_by_every_size_and_scale(scale):
+    """Also where the answer is as large as the tensor, or twice as large, by another scale."""
+    for n, axis in itertools.product(range(2, 7), range(3)):
+        size, scales = [2, 17, 2, 2, 2], [1.0] * 3
+        size[2 + axis], scales[axis] = n, scale
+        for fmt in (tb.nCdhw8c, tb.nCdhw16c):
+            check(lambda x, s=tuple(scales): F.interpolate(x, scale_factor=s), torch.randn(size).to(fmt))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_index_of_a_window_without_numbers(ndim, dtype):
+    """It is that of the first pixel."""
+    pool = getattr(F, f"max_pool{ndim}d")
+    for window in ((1,), (2, 1, 1), (2, 1, 1, 5), (3, 2, 0, 1, True)):
+        x = torch.randn(2, 17, *(4, 4, 4)[:ndim]).to(dtype)
+        x[0] = -math.inf
+        x[1, :, :2] = -math.inf
+        for block in (8, 16):
+            given = x.to(activation_format(x.dim(), block))
+            check(lambda x, w=window: pool(x, *w, return_indices=True), given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tag", ["nCw16c", "nChw16c", "nCdhw8c", "aBcd4b4b"])
+def test_a_window_in_the_padding_has_no_gradient(tag, dtype):
+    """Its index is outside the plane, where PyTorch's own gradient writes: the expected one is stated here."""
+    fmt = tb.format(tag)
+    pool = getattr(F, f"max_pool{fmt.ndim - 2}d")
+    leaf = torch.randn(2, 24, *[1] * (fmt.ndim - 2), dtype=dtype).to(fmt).requires_grad_()
+    y, indices = pool(leaf, 2, padding=1, dilation=2, return_indices=True)
+    assert (dense(indices) >= 1).all()
+    y.backward(torch.ones(y.shape, dtype=dtype))
+    assert not dense(leaf.grad).any()
 
 
 @pytest.mark.parametrize("name", ["max", "avg", "adaptive avg", "adaptive max"])

@@ -22,6 +22,7 @@ from dispatch_cases import (
 from torch import Tensor
 
 import torch_blocked as tb
+from torch_blocked.formats import activation_format
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -119,6 +120,23 @@ def test_gradient_of_an_extreme(name, dim):
     for channels in CHANNELS:
         for x in images(channels):
             check_gradient(lambda x: ONE_AXIS[name](x, *dim)[0], x)
+
+
+QUANTILES = {
+    "quantile": lambda x, dim, keepdim: x.quantile(0.3, dim, keepdim),
+    "quantiles": lambda x, dim, keepdim: x.quantile(torch.tensor([0.2, 0.7]), dim, keepdim),
+    "nanquantile": lambda x, dim, keepdim: (x - 0.1).sqrt().nanquantile(0.3, dim, keepdim),
+}
+
+
+@pytest.mark.parametrize("size", [(17,), (3, 17), (3, 8), (2, 17, 5), (2, 8, 5), (2, 1, 5), (2, 17, 3, 4)], ids=str)
+@cases(QUANTILES)
+def test_quantile(case, size):
+    for block, dim, keepdim in itertools.product((8, 16), (*range(len(size)), None), (False, True)):
+        x = torch.rand(size).to(activation_format(len(size), block))
+        check(lambda x, d=dim, k=keepdim: case(x, d, k), x, expects=contextlib.nullcontext)
+        with torch.inference_mode():
+            check(lambda x, d=dim, k=keepdim: case(x, d, k), x, expects=contextlib.nullcontext)
 
 
 # ---- Along one axis, which is kept

@@ -12,8 +12,15 @@ BlockedShape describe(const char* name, const Tensor& src, int64_t channels) {
 }
 
 int64_t channels_of(const char* name, const Tensor& mean) {
+  TORCH_CHECK_VALUE(mean.defined(), name, ": mean is a tensor, got None");
   TORCH_CHECK_VALUE(mean.dim() == 1, name, ": mean has one value a channel, got shape ", mean.sizes());
   return mean.size(0);
+}
+
+// One that must be given: the dispatcher passes Python's None as an undefined tensor.
+Tensor required_vector(const char* name, const Tensor& vector, int64_t channels) {
+  TORCH_CHECK_VALUE(vector.defined(), name, " is a tensor, got None");
+  return channel_vector(name, vector, channels);
 }
 
 }  // namespace
@@ -25,8 +32,8 @@ Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, co
   const Tensor dense = src.contiguous();
   const Tensor dense_weight = channel_vector("batch_norm: weight", weight, channels);
   const Tensor dense_bias = channel_vector("batch_norm: bias", bias, channels);
-  const Tensor dense_mean = channel_vector("batch_norm: mean", mean, channels);
-  const Tensor dense_var = channel_vector("batch_norm: var", var, channels);
+  const Tensor dense_mean = required_vector("batch_norm: mean", mean, channels);
+  const Tensor dense_var = required_vector("batch_norm: var", var, channels);
   Tensor dst = empty_pooled(dense.sizes(), src.scalar_type());
   if (dst.numel() == 0) return dst;
   const BatchNormParameters parameters = {data_or_null(dense_weight), data_or_null(dense_bias),
@@ -59,8 +66,8 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_cpu(const Tensor& diff_ds
                    src.scalar_type());
   const Tensor dense = src.contiguous(), dense_diff = diff_dst.contiguous();
   const Tensor dense_weight = channel_vector("batch_norm_backward: weight", weight, channels);
-  const Tensor dense_mean = channel_vector("batch_norm_backward: mean", mean, channels);
-  const Tensor dense_invstd = channel_vector("batch_norm_backward: invstd", invstd, channels);
+  const Tensor dense_mean = required_vector("batch_norm_backward: mean", mean, channels);
+  const Tensor dense_invstd = required_vector("batch_norm_backward: invstd", invstd, channels);
   Tensor diff_src = empty_pooled(dense.sizes(), src.scalar_type());
   Tensor diff_weight = empty_pooled({channels}, at::kFloat), diff_bias = empty_pooled({channels}, at::kFloat);
   or_out_of_memory("batch_norm_backward", [&] {

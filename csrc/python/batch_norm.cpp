@@ -8,6 +8,15 @@
 
 namespace torch_blocked {
 
+namespace {
+
+// None, or a value for each channel.
+bool fits(const OptionalTensor& vector, const Operand& src) {
+  return !vector || (vector->dim() == 1 && vector->size(0) == src.sizes()[1]);
+}
+
+}  // namespace
+
 // Blocked by channels, and vectors of float32 for each channel: those of the running statistics both or none.
 struct Handlers::BatchNorm {
   Operand src;
@@ -28,7 +37,10 @@ std::optional<Handlers::BatchNorm> Handlers::read_batch_norm(py::handle src, py:
   const bool has_vectors =
       read_vector(type_, weight, at::kFloat, norm.weight) && read_vector(type_, bias, at::kFloat, norm.bias) &&
       read_vector(type_, mean, at::kFloat, norm.mean) && read_vector(type_, var, at::kFloat, norm.var);
-  return has_vectors && bool(norm.mean) == bool(norm.var) ? std::optional(std::move(norm)) : std::nullopt;
+  if (!has_vectors || bool(norm.mean) != bool(norm.var)) return std::nullopt;
+  for (const OptionalTensor* const vector : {&norm.weight, &norm.bias, &norm.mean, &norm.var})
+    if (!fits(*vector, norm.src)) return std::nullopt;
+  return norm;
 }
 
 py::object Handlers::batch_norm(const py::tuple& args) const {
@@ -59,8 +71,9 @@ py::object Handlers::batch_norm_of_batch(const py::tuple& args) const {
   const int64_t channels = norm->src.sizes()[1], count = norm->src.tensor.numel() / channels;
   const auto [mean, var] = unlocked([&] { return op.call(norm->src.physical, channels); });
   if (norm->mean) {
-    norm->mean->lerp_(mean, momentum);
-    norm->var->lerp_(var.mul(count).div(count - 1), momentum);  // of one value NaN, as PyTorch's
+    // Not lerp_, by whose difference infinities become NaN.
+    norm->mean->mul_(1 - momentum).add_(mean, momentum);
+    norm->var->mul_(1 - momentum).add_(var.mul(count).div(count - 1), momentum);  // of one value NaN, as PyTorch's
   }
   const at::Tensor invstd = at::rsqrt(var.add(eps)), dst = norm->normalize(mean, var, eps);
   return py::make_tuple(type_.make(dst, norm->src.blocking, norm->src.sizes()), mean, invstd);

@@ -127,7 +127,7 @@ def contestants(layer: Layer, n: int) -> tuple[dict[str, Run], Callable[[], str]
     src = x if layer.ic <= 4 and layer.groups == 1 else x.to(tb.blocked)
     wei = w.to(weight_format(w.shape, block))
     (src_data, src_blocking), (wei_data, wei_blocking) = operand(src), operand(wei)
-    size = list(w.shape)  # as compiled code has it; of a torch.Size PyTorch asks at every call whether it overrides functions
+    size = list(w.shape)  # as compiled code has it: of a torch.Size PyTorch asks whether it overrides functions
     arguments = (src_data, src_blocking, wei_data, size, wei_blocking, None, *window, layer.groups, block)
     copy_src, copy_dst = (torch.zeros((n * _pixels(layer) + w.numel()) // 2) for _ in range(2))
     runs = {

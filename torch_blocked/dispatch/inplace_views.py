@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 from torch_blocked import _python, reorder
 from torch_blocked.dispatch.fallback import bump_version, fallback
 from torch_blocked.dispatch.registry import HANDLERS, register
+from torch_blocked.dispatch.shape import squeeze_blocked
 from torch_blocked.formats import activation_format
 from torch_blocked.tensor import BlockedTensor
 
@@ -31,7 +32,9 @@ def view_(func: OpOverload, x: BlockedTensor, *args: object) -> BlockedTensor:
 
     Raises: RuntimeError where the view is plain, as `x` cannot be.
     """
-    view = HANDLERS[VIEWS[func]](VIEWS[func], x, *args)
+    op = VIEWS[func]
+    handler = squeeze_blocked if op.overloadpacket is aten.squeeze else HANDLERS[op]
+    view = handler(op, x, *args)
     if not isinstance(view, BlockedTensor):
         raise RuntimeError(f"{func} would make {x.format.tag} plain: call it on x.to_dense()")
     _become(x, view)

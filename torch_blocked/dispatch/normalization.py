@@ -34,6 +34,20 @@ def _has_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
     return len(x._blocking) == 1 and x._blocking[0][0] == 1
 
 
+def _has_channel_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
+    """Whether x has a kernel and each vector a value a channel. What is wrong is left to PyTorch.
+
+    Raises: RuntimeError for more or fewer values, which PyTorch's own kernels would read and write all the same.
+    """
+    if not _has_kernel(x, *vectors):
+        return False
+    channels = x.size(1)
+    for vector in vectors:
+        if vector is not None and vector.numel() != channels:
+            raise RuntimeError(f"batch norm of {channels} channels takes vectors of as many, got {vector.numel()}")
+    return all(v is None or v.shape == x.shape[1:2] for v in vectors)
+
+
 def _dtype_of(x: Tensor, *vectors: Tensor | None) -> torch.dtype:
     """That of the vectors, and of those that come out: of the first one, of x where there is none."""
     given = [v.dtype for v in vectors if v is not None]
@@ -66,7 +80,7 @@ def batch_norm_eval(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By the running statistics."""
-    if not _has_kernel(x, weight, bias, mean, var):
+    if not _has_channel_kernel(x, weight, bias, mean, var):
         return fallback(func, x, weight, bias, mean, var, momentum, eps)
     nothing = torch.empty(0, dtype=_dtype_of(x, weight, bias, mean, var))
     return _normalize(x, weight, bias, mean, var, eps), nothing, nothing.clone()
@@ -86,7 +100,8 @@ def batch_norm_whole(
     cudnn_enabled: bool,
 ) -> Tensor:
     """What `inference_mode` delivers, not yet taken apart."""
-    if training or running_mean is None or not _has_kernel(x, weight, bias, running_mean, running_var):
+    given = not training and running_mean is not None and running_var is not None
+    if not given or not _has_channel_kernel(x, weight, bias, running_mean, running_var):
         return func.decompose(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
     return _normalize(x, weight, bias, running_mean, running_var, eps)
 
@@ -104,10 +119,13 @@ def batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By the batch's statistics, which move the running ones, or (eval) by the running ones."""
-    if not _has_kernel(x, weight, bias, running_mean, running_var):
+    both = (running_mean is None) == (running_var is None)
+    if not both or not _has_channel_kernel(x, weight, bias, running_mean, running_var):
         return fallback(func, x, weight, bias, running_mean, running_var, training, momentum, eps)
     dtype = _dtype_of(x, weight, bias, running_mean, running_var)
     if not training:
+        if running_mean is None:
+            raise RuntimeError("batch norm without training takes running_mean and running_var")
         nothing = torch.empty(0, dtype=dtype)
         return _normalize(x, weight, bias, running_mean, running_var, eps), nothing, nothing.clone()
     mean, var = _statistics(x)
@@ -123,10 +141,11 @@ def batch_norm(
 
 def _move(running: Tensor, value: Tensor, momentum: float) -> None:
     """A running statistic towards that of a batch, float32."""
-    if running.dtype is torch.float32:
-        running.lerp_(value, momentum)
-    else:
-        running.copy_(running.float().lerp_(value, momentum))
+    # Not lerp_, by whose difference infinities become NaN.
+    moved = running.mul_(1 - momentum) if running.dtype is torch.float32 else running.float().mul_(1 - momentum)
+    moved.add_(value, alpha=momentum)
+    if moved is not running:
+        running.copy_(moved)
 
 
 @register(aten._native_batch_norm_legit.no_stats)
@@ -170,7 +189,9 @@ def batch_norm_backward(
     by_running = not training and running_mean is not None and running_var is not None
     if by_running:
         mean, invstd = running_mean, running_var
-    if mean is None or not _has_kernel(x, weight, mean, invstd) or grad.dtype is not x.dtype:
+    if mean is None or invstd is None:
+        raise ValueError("batch norm's gradient takes mean and inverse deviation of the batch, or running statistics")
+    if not _has_channel_kernel(x, weight, mean, invstd) or grad.dtype is not x.dtype:
         return fallback(func, grad, x, weight, running_mean, running_var, mean, invstd, training, eps, output_mask)
     op = library.batch_norm_backward_op if x.is_cpu else equivalents.batch_norm_backward_aten
     diff_dst = to_blocking(grad, x._blocking)
@@ -300,7 +321,6 @@ def _has_gradient(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, size: tup
 
 
 @register(aten.instance_norm.default)
-@in_float32(mixed=True)
 def instance_norm_whole(
     func: OpOverload,
     x: Tensor,
@@ -314,9 +334,17 @@ def instance_norm_whole(
     cudnn_enabled: bool,
 ) -> Tensor:
     """What `inference_mode` delivers, not yet taken apart."""
-    running = running_mean is not None or running_var is not None or not use_input_stats
-    if running or not _has_kernel(x, weight, bias) or not _has_group_kernel(x, x.size(1), weight, bias):
-        how = (running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)
+    how = (running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled)
+    if running_mean is not None or running_var is not None or not use_input_stats:
+        return func.decompose(x, weight, bias, *how)  # not of wide copies: it moves the running statistics
+    return _instance_norm(func, x, weight, bias, *how)
+
+
+@in_float32(mixed=True)
+def _instance_norm(func: OpOverload, x: Tensor, weight: Tensor | None, bias: Tensor | None, *how: object) -> Tensor:
+    """By the statistics of each image alone."""
+    eps = how[4]
+    if not _has_kernel(x, weight, bias) or not _has_group_kernel(x, x.size(1), weight, bias):
         return func.decompose(x, weight, bias, *how)
     return _normalize_groups(x, weight, bias, *_group_moments(x, x.size(1)), eps)
 

@@ -69,7 +69,6 @@ def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: obj
     aten.upsample_linear1d.default,
     aten.upsample_trilinear3d.default,
     aten.upsample_nearest1d.default,
-    aten.upsample_nearest3d.default,
     aten._upsample_nearest_exact1d.default,
     aten._upsample_nearest_exact3d.default,
 )
@@ -79,7 +78,21 @@ def upsample_per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kw
     return per_channel(func, x, *args, **kwargs)
 
 
-@register(aten.max_pool3d_with_indices.default, aten.adaptive_max_pool3d.default)
+@register(aten.upsample_nearest3d.default)
+@in_float32()
+def upsample_nearest_volumes(
+    func: OpOverload, x: BlockedTensor, output_size: list[int], *scales: float | None
+) -> Tensor:
+    """The nearest voxel. Of channels_last images PyTorch ignores a scale where the size stays or doubles."""
+    sizes = zip(x.shape[2:], output_size, scales, strict=False)
+    ignored = any(m in (n, 2 * n) and scale is not None and m != n * scale for n, m, scale in sizes)
+    if not ignored or not is_blocked_image(func, x):
+        return per_channel(func, x, output_size, *scales)
+    images = images_of(x._physical).transpose(0, 1)  # not channels_last any more, and as much a batch
+    return blocked_of(func(images, output_size, *scales).transpose(0, 1), x)
+
+
+@register(aten.adaptive_max_pool3d.default)
 def max_of_images(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
     """Values and indices, both blocked. An index counts within its plane, whatever the format."""
     if not is_blocked_image(func, x):
@@ -88,6 +101,13 @@ def max_of_images(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: o
     for y in (values, indices):  # the maximum of zeros is at some index, that of an empty window -inf
         clear_padding(y._physical, y._blocking, y.shape)
     return values, indices
+
+
+@register(aten.max_pool3d_with_indices.default)
+@in_float32()  # PyTorch's own of channels_last images of half precision answers a wrong index where all are -inf
+def max_of_volumes(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    """As `max_of_images`."""
+    return max_of_images(func, x, *args, **kwargs)
 
 
 # ---- By the kernels

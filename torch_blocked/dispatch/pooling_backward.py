@@ -31,6 +31,8 @@ aten = torch.ops.aten
 )
 def gradient_of_images(func: OpOverload, grad: Tensor, x: Tensor, *args: object) -> Tensor:
     """Of what treats each channel alike; `x`, and the indices that may be among `args`, as the operator takes them."""
+    if func in _OF_MAXIMA and max(args[3]) > 1:
+        grad, args = _without_outside(grad, x, args)
     tensors = [grad, *(a for a in args if isinstance(a, Tensor))]
     fits = is_blocked_image(func, x) and all(t.dim() == x.dim() and t.shape[:2] == x.shape[:2] for t in tensors)
     if not fits or not all(t.numel() for t in tensors):
@@ -39,6 +41,19 @@ def gradient_of_images(func: OpOverload, grad: Tensor, x: Tensor, *args: object)
     if func is aten.adaptive_max_pool3d_backward.default:  # reads the indices as if they were row-major
         given = [a.contiguous() for a in given]
     return blocked_of(func(*given), x)
+
+
+_OF_MAXIMA = {aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default}
+
+
+def _without_outside(grad: Tensor, x: Tensor, args: tuple) -> tuple[Tensor, tuple]:
+    """The gradient and the arguments, indices last, without those of windows that are all padding.
+
+    Their indices are outside the plane, where ATen would write. Only windows with a dilation can be all padding.
+    """
+    *how, indices = args
+    outside = (indices < 0) | (indices >= x.shape[2:].numel())
+    return grad.masked_fill(outside, 0), (*how, indices.masked_fill(outside, 0))
 
 
 def _has_kernel(grad: Tensor, x: Tensor, indices: Tensor | None = None) -> bool:

@@ -194,7 +194,8 @@ def cat(func: OpOverload, tensors: list[Tensor], dim: int = 0) -> Tensor:
     first = next(x for x in tensors if isinstance(x, BlockedTensor))
     joined = [x for x in tensors if not (x.dim() == 1 and x.size(0) == 0)]  # PyTorch passes over these
     blocking, dim = first._blocking, canonicalize_dim(first.dim(), dim)
-    fits = joined and all(x.dtype == first.dtype for x in joined) and agree_outside(dim, [first, *joined])
+    alike = all(x.dtype == first.dtype for x in tensors)  # an empty vector's dtype counts
+    fits = joined and alike and agree_outside(dim, [first, *joined])
     block = blocking.block(dim)
     if not fits or (block > 1 and any(x.size(dim) % block or x.size(dim) == 0 for x in joined[:-1])):
         return fallback(func, tensors, dim)
@@ -221,16 +222,28 @@ def unsqueeze(func: OpOverload, x: BlockedTensor, dim: int) -> BlockedTensor:
 @register(aten.squeeze.dim, aten.squeeze.default, aten.squeeze.dims)
 def squeeze(func: OpOverload, x: BlockedTensor, dim: int | list[int] | None = None) -> Tensor:
     """Axes of one removed: a view, plain where two or fewer are left and one set of strides can say them."""
-    given = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    wanted = [canonicalize_dim(x.dim(), d) for d in given]
-    if len(set(wanted)) != len(wanted):
-        return fallback(func, x, dim)  # PyTorch says what is wrong
-    gone = [d for d in wanted if x.size(d) == 1]
+    gone = _axes_of_one(x, dim)
     kept = [d for d in range(x.dim()) if d not in gone]
     plain = merge_axes(x) if len(kept) <= 2 else None
     if plain is not None:
         counting.record_left()
         return plain.view([x.size(d) for d in kept])
+    return squeeze_blocked(func, x, dim)
+
+
+def _axes_of_one(x: BlockedTensor, dim: int | list[int] | None) -> list[int]:
+    """Those that `squeeze` removes. RuntimeError, as of plain tensors, if one is named twice."""
+    given = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    wanted = [canonicalize_dim(x.dim(), d) for d in given]
+    if len(set(wanted)) != len(wanted):
+        raise RuntimeError(f"squeeze: an axis appears multiple times in the list of dims {dim}")
+    return [d for d in wanted if x.size(d) == 1]
+
+
+def squeeze_blocked(func: OpOverload, x: BlockedTensor, dim: int | list[int] | None = None) -> Tensor:
+    """Axes of one removed: a view, plain only where a blocked axis is among them."""
+    gone = _axes_of_one(x, dim)
+    kept = [d for d in range(x.dim()) if d not in gone]
     if any(d in x._blocking.axes for d in gone):
         axis = x._blocking.axes[0]
         if len(x._blocking) > 1:
