@@ -12,7 +12,7 @@ import torch_blocked as tb
 from torch_blocked import library
 from torch_blocked.formats import activation_format, weight_format
 
-PROBLEMS = 1000
+PROBLEMS = 500
 
 
 def draw(number):
