@@ -138,13 +138,13 @@ struct Tile {
 };
 
 int64_t taps_of_row(const Conv& c, int64_t oh) {
-  const FilterTaps taps = tap_rows(c, oh, 1);
+  const TapRange taps = tap_rows(c, oh, 1);
   return taps.end - taps.begin;
 }
 
 // Whether two dst rows see src by the same rows of the filter.
 bool same_taps(const Conv& c, int64_t oh, int64_t other) {
-  const FilterTaps one = tap_rows(c, oh, 1), next = tap_rows(c, other, 1);
+  const TapRange one = tap_rows(c, oh, 1), next = tap_rows(c, other, 1);
   return one.begin == next.begin && one.end == next.end;
 }
 
@@ -199,11 +199,11 @@ ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, in
 // The sums of one call's pixels, `cols` columns from `begin` on, over `rows` of the filter. Always by rows or never in
 // one convolution: so the order of a sum, and its bits, are the same however dst is cut up, if rows of dst that go
 // together read the same rows of the filter.
-void sum_taps(const Plan& plan, ConvKernel kernel, const FilterTaps& rows, int64_t begin, int64_t cols,
+void sum_taps(const Plan& plan, ConvKernel kernel, const TapRange& rows, int64_t begin, int64_t cols,
               const ConvArgs& all) {
   if (!plan.by_rows || rows.begin == rows.end) return kernel(all);
   const Conv& c = plan.conv;
-  const FilterTaps inside = tap_cols(c, begin, cols);
+  const TapRange inside = tap_cols(c, begin, cols);
   ConvArgs a = all;
   a.ntaps = inside.end - inside.begin;
   for (int64_t row = 0, of = rows.end - rows.begin; row < of; row++) {
@@ -238,7 +238,7 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
   int64_t calls_left = pairs * of_two.number + (tile.rows - 2 * pairs) * of_one.number;
   for (int64_t row = 0; row < tile.rows;) {
     const bool two = pair(row);
-    const FilterTaps taps = tap_rows(c, tile.row + row * plan.apart, two ? 2 : 1, plan.apart);
+    const TapRange taps = tap_rows(c, tile.row + row * plan.apart, two ? 2 : 1, plan.apart);
     a.taps = plan.taps.data() + taps.begin * c.kw;
     a.ntaps = (taps.end - taps.begin) * c.kw;
     a.wei = wei + taps.begin * c.kw * wei_tap;

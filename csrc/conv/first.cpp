@@ -164,7 +164,7 @@ void compute_rows(const Plan& plan, const Rows& rows, int64_t oc_block) {
   for (int64_t row = 0; row < rows.count; row++) {
     const float* copy = rows.copies;
     for (const Columns& columns : plan.columns) {
-      const FilterTaps inside = columns.in_place ? tap_rows(c, rows.oh + row, 1) : FilterTaps{0, c.kh};
+      const TapRange inside = columns.in_place ? tap_rows(c, rows.oh + row, 1) : TapRange{0, c.kh};
       const int64_t ih = (rows.oh + row) * c.stride_h - c.pad_h + inside.begin * c.dilation_h;
       const float* const src = columns.in_place ? rows.src + ih * columns.row + columns.begin * c.stride_w - c.pad_w
                                                 : copy + row * columns.window.rows_per_dst * columns.row;

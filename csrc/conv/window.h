@@ -11,14 +11,9 @@
 
 namespace torch_blocked {
 
-// Rows, or columns, [begin, end) of the filter.
-struct FilterTaps {
-  int64_t begin, end;
-};
-
 // Of `taps`, `dilation` from each other, those that see any of src [0, size), not only padding, from places between
 // those where the first tap is at `first` and at `last`.
-inline FilterTaps taps_inside(int64_t first, int64_t last, int64_t size, int64_t taps, int64_t dilation) {
+inline TapRange taps_inside(int64_t first, int64_t last, int64_t size, int64_t taps, int64_t dilation) {
   const auto taps_before = [&](int64_t place, int64_t at) {
     return place <= at ? 0 : std::min(taps, (place - at + dilation - 1) / dilation);
   };
@@ -28,11 +23,11 @@ inline FilterTaps taps_inside(int64_t first, int64_t last, int64_t size, int64_t
 
 // The filter's rows from any of `rows` dst rows, from row oh on each `apart` rows from the one before; its columns from
 // any of `cols` dst columns.
-inline FilterTaps tap_rows(const Conv& c, int64_t oh, int64_t rows, int64_t apart = 1) {
+inline TapRange tap_rows(const Conv& c, int64_t oh, int64_t rows, int64_t apart = 1) {
   const int64_t first = oh * c.stride_h - c.pad_h;
   return taps_inside(first, first + (rows - 1) * apart * c.stride_h, c.ih, c.kh, c.dilation_h);
 }
-inline FilterTaps tap_cols(const Conv& c, int64_t ow, int64_t cols) {
+inline TapRange tap_cols(const Conv& c, int64_t ow, int64_t cols) {
   const int64_t first = ow * c.stride_w - c.pad_w;
   return taps_inside(first, first + (cols - 1) * c.stride_w, c.iw, c.kw, c.dilation_w);
 }

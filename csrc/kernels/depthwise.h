@@ -15,6 +15,7 @@ struct DepthwiseTap {
   int64_t src, wei;
 };
 
+// Rows, or columns, [begin, end) of the filter.
 struct TapRange {
   int64_t begin, end;
 };
