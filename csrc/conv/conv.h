@@ -52,6 +52,7 @@ struct Conv {
   Results half_dst = {nullptr, Precision::Single};
   bool is_half() const { return half_src.precision != Precision::Single; }
 
+  // Whether there is no depth, neither of src, dst and the filter nor of padding.
   bool one_plane() const { return kd == 1 && id == 1 && od == 1 && pad_d == 0; }
   int64_t group_ic() const { return ic / groups; }
   int64_t group_oc() const { return oc / groups; }

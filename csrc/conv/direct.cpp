@@ -73,8 +73,8 @@ bool reads_strided(const Conv& c) {
          last_col < c.iw && c.src_md.strides[3] == c.block;
 }
 
-// Rows of dst that read src rows of which one is a tap's distance from the next: of a dilated filter, so that a tile
-// reads each src row often. Side by side they would read many rows that have nothing in common.
+// From one dst row to the next that reads some of the same src rows, by other taps. Those of a tile are so far from
+// each other: of a dilated filter neighbouring dst rows have few src rows in common.
 int64_t rows_apart(const Conv& c) { return c.kh == 1 ? 1 : c.dilation_h / std::gcd(c.dilation_h, c.stride_h); }
 
 Plan::Plan(const Conv& c)

@@ -44,7 +44,9 @@ def _has_channel_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
     channels = x.size(1)
     for vector in vectors:
         if vector is not None and vector.numel() != channels:
-            raise RuntimeError(f"batch norm of {channels} channels takes vectors of as many, got {vector.numel()}")
+            raise RuntimeError(
+                f"batch norm of {channels} channels takes vectors of {channels} values, got {vector.numel()}"
+            )
     return all(v is None or v.shape == x.shape[1:2] for v in vectors)
 
 
@@ -125,7 +127,7 @@ def batch_norm(
     dtype = _dtype_of(x, weight, bias, running_mean, running_var)
     if not training:
         if running_mean is None:
-            raise RuntimeError("batch norm without training takes running_mean and running_var")
+            raise RuntimeError("batch norm in eval mode takes running_mean and running_var, got None")
         nothing = torch.empty(0, dtype=dtype)
         return _normalize(x, weight, bias, running_mean, running_var, eps), nothing, nothing.clone()
     mean, var = _statistics(x)
@@ -190,7 +192,9 @@ def batch_norm_backward(
     if by_running:
         mean, invstd = running_mean, running_var
     if mean is None or invstd is None:
-        raise ValueError("batch norm's gradient takes mean and inverse deviation of the batch, or running statistics")
+        raise ValueError(
+            "batch norm's gradient takes save_mean and save_invstd, or in eval mode running statistics, got None"
+        )
     if not _has_channel_kernel(x, weight, mean, invstd) or grad.dtype is not x.dtype:
         return fallback(func, grad, x, weight, running_mean, running_var, mean, invstd, training, eps, output_mask)
     op = library.batch_norm_backward_op if x.is_cpu else equivalents.batch_norm_backward_aten
