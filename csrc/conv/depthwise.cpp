@@ -43,7 +43,7 @@ struct ColumnRun {
   int64_t begin, end;
   const DepthwiseKernel* kernels;  // by the number of columns
   int64_t cols;                    // in a tile
-  std::pmr::vector<DepthwiseTap> taps;
+  std::pmr::vector<Tap> taps;
   std::pmr::vector<TapRange> rows;  // for each dst row, those of them inside src
 
   explicit ColumnRun(std::pmr::memory_resource* memory) : taps(memory), rows(memory) {}

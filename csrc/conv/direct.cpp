@@ -1,10 +1,12 @@
 // Direct convolution of a blocked src: dense, or groups that begin and end on block borders.
 //
-// A tile of dst rows reads one window (window.h) of some channel blocks; all output channels of the tile are computed
-// from it, two blocks at a time, while it is in the cache. A 1x1 kernel of stride 1 needs no window: src is read in
-// place, height and width as one long row where they are one in src and dst. Nor do groups of a stride of 2 need one:
-// they have so few products for a pixel that the copy would take a tenth of the time. With a depth each plane of dst is
-// by itself: every pair of a channel block and a plane of the filter counts as a channel block.
+// A tile of dst rows is computed from some channel blocks of src after the other, all output channels, two blocks at a
+// time, while these are in the cache. Most src is read from a window (window.h), a copy with its padding; in place
+// where no call of a kernel sees padding beside src: without padding, height and width as one long row where they are
+// one in src and dst, or where the columns of dst are cut where the filter's columns begin to see src or cease to. Nor
+// do groups of a stride of 2 need a window: they have so few products for a pixel that the copy would take a tenth of
+// the time. With a depth each plane of dst is by itself: every pair of a channel block and a plane of the filter counts
+// as a channel block.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -14,7 +16,8 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t window_budget = 384 << 10;  // bytes: most of a core's L2, beside the weights that stream through it
+// Bytes: together most of a core's L2, beside the weights that stream through it.
+constexpr int64_t window_budget = 384 << 10, dst_budget = 384 << 10;
 
 bool can(const Conv& c) {
   const bool aligned = c.groups == 1 || (c.group_ic() % c.block == 0 && c.group_oc() % c.block == 0);
@@ -27,18 +30,50 @@ MemoryDesc weights(const Conv& c) {
   return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}});
 }
 
+int64_t group_oc_blocks(const Conv& c) { return (c.group_oc() + c.block - 1) / c.block; }
+
+// Whether groups are read where they lie: no column sees padding on its right. So there is at most one on the left,
+// that only the filter's first column sees, from the first column of dst.
+bool reads_strided(const Conv& c) {
+  const int64_t last_col = (c.ow - 1) * c.stride_w + (c.kw - 1) * c.dilation_w - c.pad_w;
+  return c.groups > 1 && group_oc_blocks(c) <= 4 && c.stride_w == 2 && c.kw > 1 && c.one_plane() && c.pad_w <= 1 &&
+         last_col < c.iw && c.src_md.strides[3] == c.block;
+}
+
+// From one dst row to the next that reads some of the same src rows, by other taps. Those of a tile are so far from
+// each other: of a dilated filter neighbouring dst rows have few src rows in common.
+int64_t rows_apart(const Conv& c) { return c.kh == 1 ? 1 : c.dilation_h / std::gcd(c.dilation_h, c.stride_h); }
+
+// Columns of dst that are computed by the same columns of the filter. Their taps lie in a list of all, for each row of
+// the filter these columns.
+struct Segment {
+  int64_t col, cols;
+  TapRange kw;
+  int64_t taps;
+  int64_t width() const { return kw.end - kw.begin; }
+};
+
+// Two FMAs a cycle need eight sums, each of which takes four cycles.
+int64_t products_of_call(int64_t sums) { return std::max<int64_t>(sums, 8); }
+
+// What a tap costs calls for some rows and blocks: products.
+int64_t products(int64_t rows_and_blocks, const Calls& calls) {
+  return calls.wider * products_of_call(rows_and_blocks * (calls.fewest + 1)) +
+         (calls.number - calls.wider) * products_of_call(rows_and_blocks * calls.fewest);
+}
+
 // What of the work one call of `tile` does, and how it is cut up.
 struct Plan {
   const Conv& conv;
   const ConvKernels& kernels;
-  bool strided;   // src is read where it lies, with a stride of 2
-  int64_t apart;  // dst rows from one of a tile to the next
+  bool strided;  // src is read where it lies, with a stride of 2
+  InlineMemory<2048> memory;
+  std::pmr::vector<Segment> segments{&memory};
+  std::pmr::vector<Tap> taps{&memory};
+  bool in_place, flat;  // src is read where it lies; height and width as one long row
+  int64_t apart;        // dst rows from one of a tile to the next
   Window window;
-  InlineMemory<1024> memory;
-  std::pmr::vector<int64_t> taps;
   PaddedPostOps post_ops;
-  bool in_place, flat;           // src is read where it lies; height and width as one long row
-  bool by_rows;                  // of the filter: a call each, without the columns that see only padding
   bool stream;                   // dst, past the caches: where each element is one sum, written once
   int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
   int64_t ic_chunk;              // channel blocks in a window
@@ -46,7 +81,15 @@ struct Plan {
   bool split_oc;                 // threads share the output channels, not the tiles
 
   explicit Plan(const Conv& c);
+  bool copies() const { return !in_place && !strided; }
+  int64_t wei_tap() const { return std::min(conv.block, conv.group_ic()) * conv.block; }
+  int64_t wei_ic_block() const { return conv.kh * conv.kw * wei_tap(); }
+  const float* weights(int64_t oc_block, int64_t ic_block) const {
+    return conv.wei + oc_block * conv.wei_md.strides[0] + ic_block * wei_ic_block();
+  }
+  bool choose_segments();
   void choose_tiles();
+  void list_taps();
 
   // A unit: its row (flat: run), and how many units from it on one tile may have. All rows come first that are a
   // multiple of `apart` from row 0, then those from row 1 and so on: of `longer` such series, and of the others.
@@ -63,47 +106,76 @@ struct Plan {
   }
 };
 
-int64_t group_oc_blocks(const Conv& c) { return (c.group_oc() + c.block - 1) / c.block; }
-
-// Whether groups are read where they lie: no column sees padding on its right. So there is at most one on the left,
-// that only the filter's first column sees, from the first column of dst.
-bool reads_strided(const Conv& c) {
-  const int64_t last_col = (c.ow - 1) * c.stride_w + (c.kw - 1) * c.dilation_w - c.pad_w;
-  return c.groups > 1 && group_oc_blocks(c) <= 4 && c.stride_w == 2 && c.kw > 1 && c.one_plane() && c.pad_w <= 1 &&
-         last_col < c.iw && c.src_md.strides[3] == c.block;
-}
-
-// From one dst row to the next that reads some of the same src rows, by other taps. Those of a tile are so far from
-// each other: of a dilated filter neighbouring dst rows have few src rows in common.
-int64_t rows_apart(const Conv& c) { return c.kh == 1 ? 1 : c.dilation_h / std::gcd(c.dilation_h, c.stride_h); }
-
 Plan::Plan(const Conv& c)
     : conv(c),
       kernels(*c.kernels()),
       strided(reads_strided(c)),
-      apart(strided ? 1 : rows_apart(c)),
+      in_place(choose_segments() && c.stride_w == 1 && c.src_md.strides[3] == c.block && c.kd == 1 && c.pad_d == 0 &&
+               (c.od - 1) * c.stride_d < c.id),
+      apart(in_place || strided ? 1 : rows_apart(c)),
       window(c, c.block, false, apart),
-      taps(window.taps(&memory)),
       post_ops(c) {
-  in_place = c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0 &&
-             c.oh <= c.ih && c.ow <= c.iw && c.kd == 1 && c.pad_d == 0 && c.od <= c.id &&
-             c.src_md.strides[3] == c.block;
-  flat = in_place && c.dst_step() == 1 && c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
+  flat = in_place && c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.pad_h == 0 && c.dst_step() == 1 &&
+         c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
          (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
   ic_blocks = c.group_ic_blocks();
   oc_blocks = group_oc_blocks(c);
-  if (strided)
-    for (int64_t kh = 0; kh < c.kh; kh++)
-      for (int64_t kw = 0; kw < c.kw; kw++)
-        taps[kh * c.kw + kw] = kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.block;
   choose_tiles();
-  by_rows = !in_place && !strided && c.pad_w >= Calls(c.ow, kernels.cols).size(0);
-  stream = streams_dst(c) && !by_rows && ic_chunk == ic_blocks && ic_blocks <= sum_blocks(c, c.kh * c.kw);
+  list_taps();
+  stream = streams_dst(c) && ic_chunk == ic_blocks && ic_blocks <= sum_blocks(c, c.kh * c.kw);
+}
+
+// The first dst column after `col` that some column of the filter begins to see src from, or ceases to.
+int64_t next_border(const Conv& c, int64_t col) {
+  int64_t next = c.ow;
+  for (int64_t kw = 0; kw < c.kw; kw++)
+    for (const int64_t iw : {int64_t(0), c.iw}) {
+      const int64_t at = iw + c.pad_w - kw * c.dilation_w;
+      const int64_t border = at <= 0 ? 0 : (at + c.stride_w - 1) / c.stride_w;
+      if (border > col) next = std::min(next, border);
+    }
+  return next;
+}
+
+// Columns that see the same columns of the filter, if that is no more work than all columns of both, which see padding,
+// too. Returns whether none sees padding. A call also reads its weights, from L2, which takes as long as some products.
+bool Plan::choose_segments() {
+  const Conv& c = conv;
+  constexpr int64_t reads_weights = 8;
+  const auto work_of = [&](int64_t cols, int64_t width) {
+    const Calls calls(cols, kernels.cols);
+    return width * (products(2, calls) + calls.number * reads_weights);
+  };
+  int64_t work = 0;
+  for (int64_t col = 0, cols; col < c.ow && !strided; col += cols) {
+    cols = next_border(c, col) - col;
+    segments.push_back({col, cols, tap_cols(c, col, 1), 0});
+    work += work_of(cols, segments.back().width());
+  }
+  if (!strided && work <= work_of(c.ow, c.kw)) return true;
+  segments.assign(1, {0, c.ow, {0, c.kw}, 0});
+  return false;
+}
+
+void Plan::list_taps() {
+  const Conv& c = conv;
+  taps.reserve(c.kh * c.kw * segments.size());
+  for (Segment& segment : segments) {
+    segment.taps = taps.size();
+    for (int64_t kh = 0; kh < c.kh; kh++)
+      for (int64_t kw = segment.kw.begin; kw < segment.kw.end; kw++)
+        taps.push_back(
+            {copies() ? window.tap(kh, kw) : kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.block,
+             (kh * c.kw + kw) * wei_tap()});
+  }
 }
 
 void Plan::choose_tiles() {
+  const int64_t wei_size = conv.oc * conv.group_ic() * conv.kd * conv.kh * conv.kw;
+  const int64_t src_size = conv.n * conv.ic * conv.id * conv.ih * conv.iw;
+  const int64_t blocks = conv.groups * oc_blocks;
+  split_oc = blocks >= conv.nthreads && (wei_size > src_size || (conv.groups > 1 && blocks % conv.nthreads == 0));
   const int64_t pixel_bytes = conv.block * sizeof(float);
-  const auto bytes = [&](int64_t rows) { return ic_chunk * window.size(rows) * int64_t(sizeof(float)); };
   ic_chunk = ic_blocks;
   tile = 1;
   if (strided) {
@@ -112,14 +184,20 @@ void Plan::choose_tiles() {
     units = (conv.oh * conv.ow + kernels.cols - 1) / kernels.cols;
     tile = std::max<int64_t>(2, window_budget / (ic_chunk * pixel_bytes * kernels.cols));
   } else {
+    // As few channels as are summed in one go: sums of more are added to dst anyway.
     units = conv.oh;
-    while (ic_chunk > 8 && bytes(1) > window_budget) ic_chunk = (ic_chunk + 1) / 2;
-    while (tile < units && bytes(tile + 1) <= window_budget) tile++;
+    const int64_t step = sum_blocks(conv, conv.kh * conv.kw);
+    const int64_t dst_blocks = split_oc && conv.groups == 1 ? (blocks + conv.nthreads - 1) / conv.nthreads : oc_blocks;
+    const int64_t dst_row = dst_blocks * conv.ow * pixel_bytes;
+    const auto src_bytes = [&](int64_t rows) {
+      const int64_t reach = std::min(conv.ih, (rows - 1) * conv.stride_h + (conv.kh - 1) * conv.dilation_h + 1);
+      return in_place ? reach * conv.iw * pixel_bytes : window.size(rows) * int64_t(sizeof(float));
+    };
+    while (tile < units && step * src_bytes(tile + 1) <= window_budget && (tile + 1) * dst_row <= dst_budget) tile++;
+    const int64_t most = std::max<int64_t>(1, window_budget / (step * src_bytes(tile)));  // sums in a chunk
+    ic_chunk = Calls((ic_blocks + step - 1) / step, most).size(0) * step;
+    ic_chunk = std::min(ic_blocks, ic_chunk);
   }
-  const int64_t wei_size = conv.oc * conv.group_ic() * conv.kd * conv.kh * conv.kw;
-  const int64_t src_size = conv.n * conv.ic * conv.id * conv.ih * conv.iw;
-  const int64_t blocks = conv.groups * oc_blocks;
-  split_oc = blocks >= conv.nthreads && (wei_size > src_size || (conv.groups > 1 && blocks % conv.nthreads == 0));
 }
 
 // One tile: `rows` dst rows from `row` on, columns [col, col + cols) of image n at depth od, some channel blocks of
@@ -127,7 +205,7 @@ void Plan::choose_tiles() {
 struct Tile {
   int64_t n, od, row, rows, col, cols;
   int64_t ic_begin, ic_end;
-  const float* src;  // the window's first channel block, or src at this tile (flat)
+  const float* src;  // the window's first channel block, or src in place where the first tap of this tile reads it
   int64_t src_block, src_row;
   const float *next = nullptr, *next_end = nullptr;  // what is to be fetched of the src that is copied after this
 
@@ -159,17 +237,17 @@ int64_t cols_of_two_rows(const ConvKernels& kernels, int64_t blocks) {
 }
 
 // Whether two rows at a time are faster than one after the other. A single block fills the registers with two rows of
-// any width; two blocks do with two rows of narrow dst, or where one row would end in calls of too few sums: two FMAs a
-// cycle need eight, each of which takes four cycles.
-bool takes_two_rows(const ConvKernels& kernels, int64_t blocks, int64_t cols) {
-  constexpr int64_t fewest_sums = 8;
-  const auto products = [&](int64_t rows, const Calls& calls) {
-    const auto of_call = [&](int64_t size) { return std::max(rows * blocks * size, fewest_sums); };
-    return calls.wider * of_call(calls.fewest + 1) + (calls.number - calls.wider) * of_call(calls.fewest);
-  };
-  const int64_t cols_two = cols_of_two_rows(kernels, blocks);
-  return blocks == 1 || cols <= cols_two ||
-         products(2, Calls(cols, cols_two)) < 2 * products(1, Calls(cols, kernels.cols));
+// any width; two blocks do with two rows of narrow dst, or where one row would end in calls of too few sums.
+bool takes_two_rows(const Plan& plan, int64_t blocks, int64_t cols) {
+  const int64_t cols_two = cols_of_two_rows(plan.kernels, blocks);
+  if (blocks == 1 || cols <= cols_two) return true;
+  int64_t of_one = 0, of_two = 0;
+  for (const Segment& segment : plan.segments) {
+    const int64_t n = plan.flat ? cols : segment.cols;
+    of_one += segment.width() * products(blocks, Calls(n, plan.kernels.cols));
+    of_two += segment.width() * products(2 * blocks, Calls(n, cols_two));
+  }
+  return of_two < 2 * of_one;
 }
 
 // What all calls for some output channel blocks of a tile share.
@@ -183,7 +261,7 @@ ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, in
   a.sum_blocks = sum_blocks(c, c.kh * c.kw);
   a.tap_cols = c.kw;
   a.wei_block = c.wei_md.strides[0];
-  a.wei_ic_block = c.kh * c.kw * a.lanes * c.block;
+  a.wei_ic_block = plan.wei_ic_block();
   a.dst_block = c.dst_block();
   a.dst_row = plan.apart * c.dst_row();
   a.dst_step = c.dst_step();
@@ -196,72 +274,51 @@ ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, in
   return a;
 }
 
-// The sums of one call's pixels, `cols` columns from `begin` on, over `rows` of the filter. Always by rows or never in
-// one convolution: so the order of a sum, and its bits, are the same however dst is cut up, if rows of dst that go
-// together read the same rows of the filter.
-void sum_taps(const Plan& plan, ConvKernel kernel, const TapRange& rows, int64_t begin, int64_t cols,
-              const ConvArgs& all) {
-  if (!plan.by_rows || rows.begin == rows.end) return kernel(all);
-  const Conv& c = plan.conv;
-  const TapRange inside = tap_cols(c, begin, cols);
-  ConvArgs a = all;
-  a.ntaps = inside.end - inside.begin;
-  for (int64_t row = 0, of = rows.end - rows.begin; row < of; row++) {
-    const int64_t tap = row * c.kw + inside.begin;
-    a.taps = all.taps + tap;
-    a.wei = all.wei + tap * a.lanes * c.block;
-    a.first = all.first && row == 0;
-    a.last = all.last && row + 1 == of;
-    kernel(a);
-  }
-}
-
 // One or two output channel blocks over the whole tile. Of an odd number of rows the one with the fewest taps, the
-// first or the last, is by itself. The first call fetches its own weights; the last two, where `more` blocks follow,
-// theirs, of one each: so memory is busy then, too, and what is evicted for them is not read again.
-void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks, bool more, bool prefetch) {
+// first or the last, is by itself. The first call fetches its own weights; the last two theirs that are read after
+// these, at `next`, of one block each: so memory is busy then, too, and what is evicted for them is not read again.
+void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks, const float* next, bool prefetch) {
   const Conv& c = plan.conv;
   ConvArgs a = shared_args(plan, tile, first_block, blocks);
-  const int64_t wei_tap = a.lanes * c.block, dst = tile.dst(c, first_block);
-  const float* const wei = c.wei + first_block * a.wei_block + tile.ic_begin * a.wei_ic_block;
+  const int64_t dst = tile.dst(c, first_block);
   const float* const residual = a.epilogue.residual;
-  const bool pairs_of_rows = takes_two_rows(plan.kernels, blocks, tile.cols);
+  const bool pairs_of_rows = takes_two_rows(plan, blocks, tile.cols);
   const bool first_alone =
       tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + (tile.rows - 1) * plan.apart);
   const auto pair = [&](int64_t row) {
     if (!pairs_of_rows || row + 1 == tile.rows || (row == 0 && first_alone)) return false;
     const int64_t oh = tile.row + row * plan.apart;
-    return !(plan.strided || plan.by_rows) || same_taps(c, oh, oh + plan.apart);
+    return plan.copies() || same_taps(c, oh, oh + plan.apart);
   };
-  const Calls of_one(tile.cols, plan.kernels.cols), of_two(tile.cols, cols_of_two_rows(plan.kernels, blocks));
-  const int64_t pairs = pairs_of_rows ? tile.rows / 2 : 0;
-  int64_t calls_left = pairs * of_two.number + (tile.rows - 2 * pairs) * of_one.number;
-  for (int64_t row = 0; row < tile.rows;) {
-    const bool two = pair(row);
-    const TapRange taps = tap_rows(c, tile.row + row * plan.apart, two ? 2 : 1, plan.apart);
-    a.taps = plan.taps.data() + taps.begin * c.kw;
-    a.ntaps = (taps.end - taps.begin) * c.kw;
-    a.wei = wei + taps.begin * c.kw * wei_tap;
+  a.wei = plan.weights(first_block, tile.ic_begin);
+  for (int64_t row = 0, two; row < tile.rows; row += 1 + two) {
+    two = pair(row);
+    const TapRange kh = tap_rows(c, tile.row + row * plan.apart, 1 + two, plan.apart);
     const ConvKernel* const kernels = kernels_of(plan, two, blocks);
-    const Calls& calls = two ? of_two : of_one;
-    for (int64_t call = 0, begin = 0, cols; call < calls.number; call++, calls_left--, begin += cols) {
-      cols = calls.size(call);
-      a.src = tile.src + row * tile.src_row + begin * (plan.strided ? c.stride_w : 1) * c.block;
-      a.left_taps = plan.strided && begin == 0 ? c.pad_w : 0;
-      a.src_prefetch = prefetch ? cols * c.block : 0;
-      const int64_t pixel = tile.row * c.dst_row() + row * a.dst_row + (tile.col + begin) * c.dst_pixel();
-      if (residual) a.epilogue.residual = residual + pixel;
-      a.dst = c.dst + dst + pixel;
-      a.next = nullptr;
-      if (row + call > 0 && tile.next < tile.next_end) {
-        a.next = tile.next;
-        tile.next += a.nblocks * a.ntaps * wei_tap;
-      } else if (row + call > 0 && more && calls_left <= 2) {
-        a.next = wei + (4 - calls_left) * a.wei_block;
+    const int64_t most_cols = two ? cols_of_two_rows(plan.kernels, blocks) : plan.kernels.cols;
+    for (const Segment& segment : plan.segments) {
+      const Calls calls(plan.flat ? tile.cols : segment.cols, most_cols);
+      const bool last = row + 1 + two == tile.rows && &segment == &plan.segments.back();
+      a.taps = plan.taps.data() + segment.taps + kh.begin * segment.width();
+      a.ntaps = (kh.end - kh.begin) * segment.width();
+      for (int64_t call = 0, begin = segment.col, cols; call < calls.number; call++, begin += cols) {
+        cols = calls.size(call);
+        a.src = tile.src + row * tile.src_row + begin * (plan.strided ? c.stride_w : 1) * c.block;
+        a.left_taps = plan.strided && begin == 0 ? c.pad_w : 0;
+        a.src_prefetch = prefetch ? cols * c.block : 0;
+        const int64_t pixel = tile.row * c.dst_row() + row * a.dst_row + (tile.col + begin) * c.dst_pixel();
+        if (residual) a.epilogue.residual = residual + pixel;
+        a.dst = c.dst + dst + pixel;
+        a.next = nullptr;
+        if (row + begin > 0 && tile.next < tile.next_end) {
+          a.next = tile.next;
+          tile.next += a.nblocks * a.ntaps * a.lanes * c.block;
+        } else if (row + begin > 0 && next && last && call + 2 >= calls.number) {
+          a.next = next + (call + 1 == calls.number) * a.wei_block;
+        }
+        kernels[cols - 1](a);
       }
-      sum_taps(plan, kernels[cols - 1], taps, begin, cols, a);
     }
-    row += two ? 2 : 1;
   }
 }
 
@@ -270,15 +327,9 @@ void read_src(const Plan& plan, Tile& tile, int64_t group, float* scratch) {
   const Conv& c = plan.conv;
   const int64_t* strides = c.src_md.strides;
   const float* const src = c.src + tile.n * strides[0] + group * (plan.ic_blocks / c.kd) * strides[1];
-  if (plan.in_place) {
-    tile.src = src + tile.ic_begin * strides[1] + tile.od * c.stride_d * strides[4] + tile.row * strides[2] +
-               tile.col * c.block;
-    tile.src_block = strides[1];
-    tile.src_row = strides[2];
-    return;
-  }
-  if (plan.strided) {
-    tile.src = src + (tile.row * c.stride_h - c.pad_h) * strides[2] - c.pad_w * c.block;
+  if (!plan.copies()) {
+    tile.src = src + tile.ic_begin * strides[1] + tile.od * c.stride_d * strides[4] +
+               (tile.row * c.stride_h - c.pad_h) * strides[2] + (tile.col - c.pad_w) * c.block;
     tile.src_block = strides[1];
     tile.src_row = c.stride_h * strides[2];
     return;
@@ -318,8 +369,7 @@ void compute_tile(const Plan& plan, int64_t plane, int64_t row, int64_t units, i
   tile.rows = plan.flat ? 1 : units;
   tile.col = plan.flat ? row * plan.kernels.cols : 0;
   tile.cols = plan.flat ? std::min((row + units) * plan.kernels.cols, c.oh * c.ow) - tile.col : c.ow;
-  float* const scratch =
-      plan.in_place || plan.strided ? nullptr : Scratch::get(plan.ic_chunk * plan.window.size(tile.rows));
+  float* const scratch = plan.copies() ? Scratch::get(plan.ic_chunk * plan.window.size(tile.rows)) : nullptr;
   const int64_t first_group = oc_begin / plan.oc_blocks, last_group = (oc_end + plan.oc_blocks - 1) / plan.oc_blocks;
   for (int64_t group = first_group; group < last_group; group++) {
     const int64_t from = std::max(oc_begin, group * plan.oc_blocks);
@@ -328,8 +378,12 @@ void compute_tile(const Plan& plan, int64_t plane, int64_t row, int64_t units, i
       tile.ic_end = std::min(plan.ic_blocks, tile.ic_begin + plan.ic_chunk);
       read_src(plan, tile, group, scratch);
       fetch_next(plan, tile, group, first_group, last_group);
-      for (int64_t block = from; block < to; block += 2)
-        multiply(plan, tile, block, std::min<int64_t>(2, to - block), block + 2 < to, plan.flat && block == from);
+      for (int64_t block = from; block < to; block += 2) {
+        const float* const next = block + 2 < to                 ? plan.weights(block + 2, tile.ic_begin)
+                                  : tile.ic_end < plan.ic_blocks ? plan.weights(from, tile.ic_end)
+                                                                 : nullptr;
+        multiply(plan, tile, block, std::min<int64_t>(2, to - block), next, plan.flat && block == from);
+      }
     }
   }
 }

@@ -31,7 +31,7 @@ struct Columns {
   Window window;
   int64_t row, plane;  // floats from one src row, and from one plane of src, to the next
   int64_t left_taps;   // of a row of the filter
-  std::pmr::vector<int64_t> taps;
+  std::pmr::vector<Tap> taps;
 
   Columns(const Conv& c, int64_t first, int64_t last, bool stays, bool kernel_takes_stride, int64_t dst_rows,
           std::pmr::memory_resource* memory)
@@ -49,8 +49,9 @@ struct Columns {
       for (int64_t kh = 0; kh < c.kh; kh++)
         for (int64_t kw = 0; kw < c.kw; kw++)
           for (int64_t channel = 0; channel < c.ic; channel++)
-            taps.push_back((in_place ? kh * c.dilation_h * row + kw * c.dilation_w : window.tap(kh, kw)) +
-                           (kd * c.ic + channel) * plane);
+            taps.push_back({(in_place ? kh * c.dilation_h * row + kw * c.dilation_w : window.tap(kh, kw)) +
+                                (kd * c.ic + channel) * plane,
+                            int64_t(taps.size()) * c.block});
   }
   int64_t copied() const { return in_place ? 0 : conv.ic * conv.kd * plane; }
 

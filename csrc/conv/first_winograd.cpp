@@ -88,10 +88,11 @@ struct Plan {
   // Floats, all of whole vectors of tiles: one column of all tiles of a row of the window; and, of its transform, one
   // point, one phase, the row.
   const int64_t column, point, phase, row;
-  int64_t bands;                       // of an image, each some dst rows
-  int64_t plane;                       // floats from one transformed plane to the next
-  int64_t cols;                        // tiles in a call of a kernel
-  std::vector<int64_t> taps, columns;  // where a tile's are: of one point; of the window's sorted row, by phase
+  int64_t bands;                 // of an image, each some dst rows
+  int64_t plane;                 // floats from one transformed plane to the next
+  int64_t cols;                  // tiles in a call of a kernel
+  std::vector<Tap> taps;         // of one point
+  std::vector<int64_t> columns;  // a tile's, of the window's sorted row, by phase
 
   explicit Plan(const Conv& c);
   int64_t planes() const { return conv.ic * conv.kd; }
@@ -125,7 +126,8 @@ Plan::Plan(const Conv& c)
     for (int64_t kd = 0; kd < c.kd; kd++)
       for (int64_t kh = 0; kh < c.kh; kh++)
         for (int64_t channel = 0; channel < c.ic; channel++)
-          taps.push_back((kd * c.ic + channel) * plane + kh * c.dilation_h * row + p * phase);
+          taps.push_back(
+              {(kd * c.ic + channel) * plane + kh * c.dilation_h * row + p * phase, int64_t(taps.size()) * c.block});
     for (int64_t j = p; j < tiles.kw; j += c.stride_w)
       columns.push_back(j % tiles.stride_w * column + j / tiles.stride_w);
   }

@@ -3,9 +3,7 @@
 // becomes a loop of stride 1 over a table of taps, with no case for the edges.
 #pragma once
 #include <algorithm>
-#include <memory_resource>
 #include <numeric>
-#include <vector>
 
 #include "conv.h"
 
@@ -62,15 +60,6 @@ struct Window {
   int64_t tap(int64_t kh, int64_t kw) const {
     const int64_t column = kw * conv.dilation_w;
     return kh * rows_per_tap * row_size + (column % phases * phase_cols + column / col_step) * element;
-  }
-
-  // Offsets of all taps, the filter's rows outermost.
-  std::pmr::vector<int64_t> taps(std::pmr::memory_resource* memory) const {
-    std::pmr::vector<int64_t> all(memory);
-    all.reserve(conv.kh * conv.kw);
-    for (int64_t kh = 0; kh < conv.kh; kh++)
-      for (int64_t kw = 0; kw < conv.kw; kw++) all.push_back(tap(kh, kw));
-    return all;
   }
 
   // As below, of the plane of src that plane `kd` of the filter reads for plane `od` of dst; zeros in the padding.

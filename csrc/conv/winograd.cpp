@@ -193,7 +193,7 @@ void multiply_tiles(const Plan& plan, int64_t blocks, int64_t planes, const Call
 // products[plane][block][tile] of some output blocks from oc_block on, two or three at a time. The last ones of a plane
 // fetch the src of the next, where that lies beyond L2.
 void multiply(const Plan& plan, int64_t oc_block, int64_t blocks, int64_t tiles, const float* src, float* products) {
-  static const int64_t no_offset = 0;
+  static const Tap no_offset = {0, 0};
   const Conv& c = plan.conv;
   const Calls calls(tiles, plan.call_tiles()), parts(blocks, plan.call_blocks);
   ConvArgs a{};

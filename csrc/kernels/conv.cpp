@@ -56,12 +56,11 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
     // Here, not in a function, and `lanes` a constant but where there are fewer input channels than a block: else GCC
     // keeps accumulators in memory from one tap to the next. `step` lanes are multiplied in turn: two are faster than
     // one or four (Granite Rapids).
-    const auto multiply = [&](int64_t from, int64_t to, auto lanes, auto step,
-                              auto skip) __attribute__((always_inline)) {
+    const auto multiply = [&](int64_t from, int64_t to, auto lanes, auto step) __attribute__((always_inline)) {
       for (int64_t k = from; k < to; k++) {
-        const float* wei = a.wei + k * a.wei_ic_block;
-        for (int64_t t = 0, left = 0; t < a.ntaps; t++, wei += skip) {
-          const float* const src = a.src + k * a.src_block + a.taps[t];
+        for (int64_t t = 0, left = 0; t < a.ntaps; t++) {
+          const float* const src = a.src + k * a.src_block + a.taps[t].src;
+          const float* wei = a.wei + k * a.wei_ic_block + a.taps[t].wei;
           if (ahead != 0)
             UNROLL for (int i = 0; i < block; i += line_lanes) __builtin_prefetch(src + ahead + i * block, 0, 3);
           const auto multiply_tap = [&](auto first_col) __attribute__((always_inline)) {
@@ -91,10 +90,10 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
     };
     const int64_t end = std::min(begin + a.sum_blocks, a.nblocks), whole = std::min(end, a.nblocks - a.half_blocks);
     if (a.lanes == block) {
-      multiply(begin, whole, Number<block>(), Number<2>(), Number<0>());
-      multiply(std::max(begin, whole), end, Number<block / 2>(), Number<2>(), Number<block / 2 * block>());
+      multiply(begin, whole, Number<block>(), Number<2>());
+      multiply(std::max(begin, whole), end, Number<block / 2>(), Number<2>());
     } else {
-      multiply(begin, end, a.lanes, Number<1>(), Number<0>());
+      multiply(begin, end, a.lanes, Number<1>());
     }
     const bool last = a.last && end == a.nblocks;
     UNROLL for (int b = 0; b < Blocks; b++) end_sums(a, first, last, b, stream, acc[b]);

@@ -25,13 +25,18 @@ struct Epilogue {
   bool clamp = false, residual_last = false;
 };
 
-// src element of (ic block k, tap t, lane i, pixel r, c): src[k * src_block + taps[t] + i + r * src_row + c * pixel];
-// the weights are read in that order of (k, t, i), `block` output channels at a time.
+// One tap, or a row of neighbouring taps: offsets of its first src pixel and of its first vector of weights.
+struct Tap {
+  int64_t src, wei;
+};
+
+// src element of (ic block k, tap t, lane i, pixel r, c): src[k * src_block + taps[t].src + i + r * src_row + c *
+// pixel]; its weights: wei[k * wei_ic_block + taps[t].wei + i * block], of `block` output channels.
 struct ConvArgs {
   const float* src;
   int64_t src_block, src_row;
   int64_t src_prefetch;  // how far ahead of src the next call reads; 0 where it is not known
-  const int64_t* taps;
+  const Tap* taps;
   int64_t ntaps, nblocks, lanes;
   // Of a strided or plain src: of each `tap_cols` taps the first ones, which lie in the padding for the first pixel of
   // a row.
@@ -43,7 +48,7 @@ struct ConvArgs {
   int64_t sum_blocks = 1;
   const float* wei;
   int64_t wei_block;     // to the next block of output channels
-  int64_t wei_ic_block;  // from the first tap of an ic block to that of the next
+  int64_t wei_ic_block;  // from one ic block to the next
   // As much as a block's weights of what later calls read, fetched at the pace of this call's own weights; null for
   // those of this call itself, some way ahead.
   const float* next = nullptr;

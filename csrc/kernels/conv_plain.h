@@ -46,12 +46,11 @@ template <int Pixel, int begin, int Cols, int Blocks>
                                                      Register (&acc)[Blocks][Cols]) {
   if constexpr (begin < Cols) {
     constexpr int end = std::min(begin + block / 4, Cols);
-    const int64_t* const taps = a.taps + a.ntaps - taps_in_turn;
-    const float* const wei = a.wei + (a.ntaps - taps_in_turn) * block;
+    const Tap* const taps = a.taps + a.ntaps - taps_in_turn;
     // No loop: the branches of a short one are often mispredicted.
-    multiply_plain_tap<Pixel, begin, end>(src + taps[0], wei, a.wei_block, false, acc);
-    multiply_plain_tap<Pixel, begin, end>(src + taps[1], wei + block, a.wei_block, false, acc);
-    multiply_plain_tap<Pixel, begin, end>(src + taps[2], wei + 2 * block, a.wei_block, false, acc);
+    multiply_plain_tap<Pixel, begin, end>(src + taps[0].src, a.wei + taps[0].wei, a.wei_block, false, acc);
+    multiply_plain_tap<Pixel, begin, end>(src + taps[1].src, a.wei + taps[1].wei, a.wei_block, false, acc);
+    multiply_plain_tap<Pixel, begin, end>(src + taps[2].src, a.wei + taps[2].wei, a.wei_block, false, acc);
     end_plain_columns<begin, end>(e, dst, a.dst_block, a.stream, acc);
     end_plain_in_turn<Pixel, end>(a, e, src, dst, acc);
   }
@@ -78,7 +77,7 @@ __attribute__((noinline)) void convolve_plain(const ConvArgs& a) {
         !epilogue.activate && ntaps >= taps_in_turn && (left_taps == 0 || a.tap_cols - left_taps >= taps_in_turn);
     const int64_t whole = in_turn ? ntaps - taps_in_turn : ntaps;
     for (int64_t t = 0, col = 0; t < whole; t++) {
-      multiply_plain_tap<Pixel, 0, Cols>(src + a.taps[t], a.wei + t * block, wei_block, col < left_taps, acc);
+      multiply_plain_tap<Pixel, 0, Cols>(src + a.taps[t].src, a.wei + a.taps[t].wei, wei_block, col < left_taps, acc);
       col = col + 1 < a.tap_cols ? col + 1 : 0;
     }
     if (in_turn) {

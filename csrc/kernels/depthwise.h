@@ -10,11 +10,6 @@
 
 namespace torch_blocked {
 
-// One tap, or a row of neighbouring taps: offsets of its first src pixel and of its first vector of weights.
-struct DepthwiseTap {
-  int64_t src, wei;
-};
-
 // Rows, or columns, [begin, end) of the filter.
 struct TapRange {
   int64_t begin, end;
@@ -49,7 +44,7 @@ struct DepthwiseArgs {
   int64_t ahead_rows;         // how many, one after another in memory
   const LaneMap* maps;
   int64_t nmaps;
-  const DepthwiseTap* taps;
+  const Tap* taps;
   const TapRange* rows;  // for each dst row, those of its taps that lie inside src
   const float* wei;
   int64_t wei_kw;  // to the weights of the next tap of a row
