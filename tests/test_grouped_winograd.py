@@ -37,12 +37,12 @@ def blocked(x):
     return x.to(activation_format(4, library.isa_block()))
 
 
-def conv(x, w, b, padding, groups, mode, stride=1, **post_ops):
+def conv(x, w, b, padding, groups, mode, stride=1, dilation=1, **post_ops):
     """The operator on blocked x and w."""
     block = library.isa_block()
     with tb.winograd(mode):
         return run(
-            x, w, b, ((stride, stride), padding, (1, 1), groups), activation_format(4, block),
+            x, w, b, ((stride, stride), padding, (dilation, dilation), groups), activation_format(4, block),
             weight_format(w.shape, block), block, **post_ops,
         )  # fmt: skip
 
@@ -64,6 +64,19 @@ def test_convolution(isa, guarded, mode, shape, stride):
         assert taken == f"winograd_{mode}"
     y = conv(x, w, b, padding, groups, mode, stride)
     check(y, F.conv2d(x.double(), w.double(), b.double(), padding=padding, stride=stride, groups=groups))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(2, 2, 16, 48, 17, 11), (3, 7, 8, 8, 9, 14), (1, 2, 48, 48, 5, 30)], ids=str)
+def test_dilated(isa, guarded, mode, shape):
+    n, groups, ic, oc, ih, iw = shape
+    x, w = torch.randn(n, groups * ic, ih, iw), torch.randn(groups * oc, ic, 3, 3)
+    for dilation in (2, 3, 7):
+        expected = F.conv2d(x.double(), w.double(), None, 1, dilation, dilation, groups)
+        residual = torch.randn(expected.shape)
+        padding = (dilation, dilation)
+        y = conv(x, w, None, padding, groups, mode, dilation=dilation, residual=blocked(residual).physical)
+        check(y, expected + residual)
 
 
 @pytest.mark.parametrize("stride", STRIDES)

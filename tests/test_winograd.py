@@ -44,12 +44,12 @@ def winograd_mode():
         yield
 
 
-def conv(x, w, b, padding, mode="never", max_bytes=None, stride=1, **post_ops):
+def conv(x, w, b, padding, mode="never", max_bytes=None, stride=1, dilation=(1, 1), **post_ops):
     """The operator on blocked x and w."""
     block = library.isa_block()
     with tb.winograd(mode, max_bytes):
         return run(
-            x, w, b, ((stride, stride), padding, (1, 1), 1), activation_format(4, block),
+            x, w, b, ((stride, stride), padding, dilation, 1), activation_format(4, block),
             weight_format(w.shape, block), block, **post_ops,
         )  # fmt: skip
 
@@ -74,6 +74,36 @@ def test_convolution(isa, caches, guarded, mode, shape, stride):
     expected = F.conv2d(x.double(), w.double(), b.double(), padding=padding, stride=stride)
     assert y.shape == expected.shape and padding_is_zero(y)
     assert rms_error(y, expected) < 6e-5
+
+
+# (n, ic, oc, ih, iw, padding, dilation): phases with as many tiles, some with a tile less, or of no pixels.
+DILATED = [
+    (2, 17, 33, 16, 16, (2, 2), (2, 2)),
+    (1, 40, 48, 9, 13, (2, 3), (2, 3)),
+    (2, 24, 16, 17, 11, (4, 1), (4, 1)),
+    (1, 15, 20, 14, 30, (0, 12), (1, 12)),
+    (1, 20, 40, 3, 5, (7, 9), (7, 9)),
+    (1, 16, 16, 11, 12, (0, 0), (2, 2)),
+    (1, 512, 40, 26, 25, (2, 2), (2, 2)),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", DILATED, ids=str)
+def test_dilated(isa, guarded, mode, shape):
+    n, ic, oc, ih, iw, padding, dilation = shape
+    x, w, b = torch.randn(n, ic, ih, iw), torch.randn(oc, ic, 3, 3), torch.randn(oc)
+    assert algorithm(x, w, padding=padding, dilation=dilation, mode=mode).name.startswith(f"winograd_{mode}")
+    expected = F.conv2d(x.double(), w.double(), b.double(), 1, padding, dilation)
+    residual = torch.randn(expected.shape)
+    y = conv(x, w, b, padding, mode, dilation=dilation, residual=blocked(residual).physical, activation="relu")
+    assert y.shape == expected.shape and padding_is_zero(y)
+    assert (y.to_dense() - F.relu(expected + residual)).abs().max() < 6e-5 * expected.pow(2).mean().sqrt()
+
+
+def test_a_dilation_takes_no_stride(isa):
+    x, w = torch.randn(1, 32, 16, 16), torch.randn(32, 32, 3, 3)
+    assert algorithm(x, w, padding=2, stride=2, dilation=2, mode="always").name == "direct"
 
 
 def test_caches_have_a_size():
@@ -253,7 +283,9 @@ def algorithm(x, w, mode=None, **window):
         ((1, 64, 2, 2, 128, 3), {"padding": 1, "stride": 2}, "direct"),
         ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": (2, 1)}, "direct"),
         ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": 3}, "direct"),
-        ((1, 64, 56, 56, 64, 3), {"padding": 2, "dilation": 2}, "direct"),
+        ((1, 64, 56, 56, 64, 3), {"padding": 2, "dilation": 2}, "winograd_f4"),
+        ((1, 512, 33, 33, 256, 3), {"padding": 24, "dilation": 24}, "direct"),
+        ((1, 64, 56, 56, 64, 3), {"padding": 2, "dilation": 2, "stride": 2}, "direct"),
         ((1, 64, 56, 56, 64, 1), {}, "direct"),
         ((1, 64, 8, 8, 64, 5), {}, "direct"),
     ],

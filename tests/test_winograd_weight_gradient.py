@@ -35,6 +35,13 @@ SHAPES = [shape_of(n, ic, oc, src, padding) for n, ic, oc, src, padding in [
     (2, 17, 33, (41, 50), (1, 1)),  # several chunks
     (4, 24, 24, (17, 66), (0, 1)),
 ]]  # fmt: skip
+# Dilated: phases with as many tiles, some with a tile less, or of no pixels.
+SHAPES += [
+    (n, ic, oc, src, (3, 3), (1, 1), dilation, dilation, 1) for n, ic, oc, src, dilation in [
+    (2, 17, 33, (16, 16), (2, 2)),
+    (1, 20, 40, (9, 30), (4, 12)),
+    (3, 8, 15, (5, 3), (1, 7)),
+]]  # fmt: skip
 SHAPES_3D = [
     shape_of(1, 17, 20, (1, 5, 6), (0, 1, 1), (1, 3, 3)),
     shape_of(2, 17, 33, (4, 5, 9), (1, 1, 0), (3, 3, 3)),
@@ -179,7 +186,7 @@ def test_choice(shape, mode, same_as):
     "kernel, stride, dilation, groups",
     [
         ((3, 3), (2, 2), (1, 1), 1),
-        ((3, 3), (1, 1), (2, 2), 1),
+        ((3, 3), (2, 2), (2, 2), 1),
         ((3, 1), (1, 1), (1, 1), 1),
         ((3, 3), (1, 1), (1, 1), 2),
     ],

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "winograd.h"
+
 namespace torch_blocked {
 namespace {
 
@@ -76,7 +78,7 @@ struct TileCounts {
   TileCounts(const Conv& c, int64_t m)
       : planes(std::pow(double((m - 1) * c.stride_h + 3), 2)),
         matrices(double((m + 2) * (m + 2) * c.kd)),
-        tiles(double(c.n * c.od * ((c.oh + m - 1) / m) * ((c.ow + m - 1) / m))),
+        tiles(double(c.n * c.od * TileAxis(c.oh, m, c.dilation_h).count * TileAxis(c.ow, m, c.dilation_w).count)),
         vectors(tiles * planes * (padded(c.ic, c.block) * double(c.kd) + padded(c.oc, c.block)) / double(c.block)) {}
 };
 
@@ -96,12 +98,13 @@ struct RowTileCounts {
 }  // namespace
 
 // A vector of weights is loaded for each call's pixels: of a narrow image few. Taps that read padding are left out,
-// which with a stride of 1, and borders on both sides, saves only what their narrow calls lose.
+// which with a stride of 1, and borders on both sides, saves only what their narrow calls lose, unless the filter is so
+// dilated that there are some columns of these.
 double direct_seconds(const Conv& c) {
+  constexpr int64_t wide = 6;
   double part = 1;
-  if (c.stride_h > 1)
-    part = inside(c.ih, c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h) *
-           inside(c.iw, c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
+  if (c.stride_h > 1 || c.dilation_h >= wide) part *= inside(c.ih, c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h);
+  if (c.stride_h > 1 || c.dilation_w >= wide) part *= inside(c.iw, c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
   return product_seconds(c, pixels(c), taps(c), part * (1 + 1 / call_cols(c)));
 }
 

@@ -53,13 +53,13 @@ struct Segment {
   int64_t width() const { return kw.end - kw.begin; }
 };
 
-// Two FMAs a cycle need eight sums, each of which takes four cycles.
-int64_t products_of_call(int64_t sums) { return std::max<int64_t>(sums, 8); }
-
-// What a tap costs calls for some rows and blocks: products.
-int64_t products(int64_t rows_and_blocks, const Calls& calls) {
-  return calls.wider * products_of_call(rows_and_blocks * (calls.fewest + 1)) +
-         (calls.number - calls.wider) * products_of_call(rows_and_blocks * calls.fewest);
+// What a tap costs the calls for some columns of some rows and blocks, in products. Two FMAs a cycle need eight sums,
+// each of which takes four cycles; and each call reads its weights from L2.
+int64_t work_of_tap(int64_t rows, int64_t blocks, int64_t cols, int64_t most_cols) {
+  constexpr int64_t fewest_sums = 8, reads_weights = 4;
+  const Calls calls(cols, most_cols);
+  const auto of_call = [&](int64_t n) { return std::max(rows * blocks * n, fewest_sums) + blocks * reads_weights; };
+  return calls.wider * of_call(calls.fewest + 1) + (calls.number - calls.wider) * of_call(calls.fewest);
 }
 
 // What of the work one call of `tile` does, and how it is cut up.
@@ -138,21 +138,16 @@ int64_t next_border(const Conv& c, int64_t col) {
 }
 
 // Columns that see the same columns of the filter, if that is no more work than all columns of both, which see padding,
-// too. Returns whether none sees padding. A call also reads its weights, from L2, which takes as long as some products.
+// too. Returns whether none sees padding.
 bool Plan::choose_segments() {
   const Conv& c = conv;
-  constexpr int64_t reads_weights = 8;
-  const auto work_of = [&](int64_t cols, int64_t width) {
-    const Calls calls(cols, kernels.cols);
-    return width * (products(2, calls) + calls.number * reads_weights);
-  };
   int64_t work = 0;
   for (int64_t col = 0, cols; col < c.ow && !strided; col += cols) {
     cols = next_border(c, col) - col;
     segments.push_back({col, cols, tap_cols(c, col, 1), 0});
-    work += work_of(cols, segments.back().width());
+    work += segments.back().width() * work_of_tap(1, 2, cols, kernels.cols);
   }
-  if (!strided && work <= work_of(c.ow, c.kw)) return true;
+  if (!strided && work <= c.kw * work_of_tap(1, 2, c.ow, kernels.cols)) return true;
   segments.assign(1, {0, c.ow, {0, c.kw}, 0});
   return false;
 }
@@ -236,18 +231,16 @@ int64_t cols_of_two_rows(const ConvKernels& kernels, int64_t blocks) {
   return blocks == 1 ? kernels.cols : kernels.cols_two;
 }
 
-// Whether two rows at a time are faster than one after the other. A single block fills the registers with two rows of
-// any width; two blocks do with two rows of narrow dst, or where one row would end in calls of too few sums.
+// Whether two rows at a time are faster than one after the other: always for a single block, which so fills the
+// registers.
 bool takes_two_rows(const Plan& plan, int64_t blocks, int64_t cols) {
-  const int64_t cols_two = cols_of_two_rows(plan.kernels, blocks);
-  if (blocks == 1 || cols <= cols_two) return true;
   int64_t of_one = 0, of_two = 0;
   for (const Segment& segment : plan.segments) {
     const int64_t n = plan.flat ? cols : segment.cols;
-    of_one += segment.width() * products(blocks, Calls(n, plan.kernels.cols));
-    of_two += segment.width() * products(2 * blocks, Calls(n, cols_two));
+    of_one += segment.width() * work_of_tap(1, blocks, n, plan.kernels.cols);
+    of_two += segment.width() * work_of_tap(2, blocks, n, cols_of_two_rows(plan.kernels, blocks));
   }
-  return of_two < 2 * of_one;
+  return blocks == 1 || of_two < 2 * of_one;
 }
 
 // What all calls for some output channel blocks of a tile share.

@@ -136,7 +136,7 @@ void transform_src(const Plan& plan, int64_t ic_block, int64_t begin, int64_t en
         c.src + ic_block / c.kd * strides[1] + ahead + at.row * c.stride_h * strides[2] + at.col * c.stride_w * c.block;
     for (int64_t y = 0; y < plan.rows_inside(at) * c.stride_h; y++)
       for (int64_t x = 0; x < plan.transforms.m * c.stride_w; x++)
-        __builtin_prefetch(next + y * strides[2] + x * c.block, 0, 2);
+        __builtin_prefetch(next + y * c.dilation_h * strides[2] + x * c.dilation_w * c.block, 0, 2);
     plan.transform_src(at, ic_block, dst, plan.src_plane());
   }
 }
@@ -146,13 +146,14 @@ void transform_dst(const Plan& plan, int64_t oc_block, int64_t begin, int64_t en
   const Conv& c = plan.conv;
   for (int64_t row = begin; row < end; row++) {
     Tiles::Place at = plan.place(row * plan.cols);
-    const int64_t offset = plan.dst_offset(at, oc_block), rows = plan.rows_inside(at), m = plan.transforms.m;
+    const int64_t offset = plan.dst_offset(at, oc_block), rows = plan.rows_inside(at);
     Epilogue epilogue = plan.post_ops.at(oc_block, 1, offset);
-    const int64_t residual_step = epilogue.residual ? m * c.block : 0;
-    for (float* dst = c.dst + offset; at.col < c.ow; at.col += m, dst += m * c.block, products += c.block) {
-      plan.transforms.dst(products, plan.dst_plane(), dst, c.dst_row(), rows, plan.cols_inside(at), plan.stream,
-                          epilogue);
-      epilogue.residual += residual_step;
+    const float* const residual = epilogue.residual;
+    for (int64_t i = 0; i < plan.cols; i++, plan.across.advance(at.col), products += c.block) {
+      const int64_t col = at.col * c.block;
+      if (residual) epilogue.residual = residual + col;
+      plan.transforms.dst(products, plan.dst_plane(), c.dst + offset + col, plan.dst_row(), plan.dst_pixel(), rows,
+                          plan.cols_inside(at), plan.stream, epilogue);
     }
   }
 }
@@ -163,7 +164,8 @@ void prefetch_dst(const Plan& plan, int64_t oc_block, int64_t begin, int64_t end
   for (int64_t row = begin; row < end; row++) {
     const Tiles::Place at = plan.place(row * plan.cols);
     const float* const dst = c.dst + plan.dst_offset(at, oc_block);
-    for (int64_t i = 0; i < plan.rows_inside(at) * c.dst_row(); i += c.block) __builtin_prefetch(dst + i, 1, 3);
+    for (int64_t y = 0; y < plan.rows_inside(at); y++)
+      for (int64_t x = 0; x < c.ow; x++) __builtin_prefetch(dst + y * plan.dst_row() + x * c.block, 1, 3);
   }
 }
 

@@ -1,4 +1,4 @@
-// Winograd convolution, 3x3 of stride 1 or 2: F(2x2, 3x3) and F(4x4, 3x3), see kernels/winograd.h.
+// Winograd convolution, 3x3 of stride 1, dilated or not, or 2: F(2x2, 3x3) and F(4x4, 3x3), see kernels/winograd.h.
 //
 // A run of dst tiles goes through three steps inside one core's L2: their src tiles are transformed, each of their
 // elements becomes a matrix product over the input channels, and the products of some output blocks at a time are
@@ -22,31 +22,36 @@ const WinogradKernels* winograd_kernels(const Conv& c) {
 
 bool can_winograd(const Conv& c) {
   return c.kh == 3 && c.kw == 3 && (c.stride_h == 1 || c.stride_h == 2) && c.stride_w == c.stride_h &&
-         c.dilation_h == 1 && c.dilation_w == 1 && c.groups == 1 && !c.phase && c.src_md.single_block(1) == c.block &&
-         c.src_md.strides[3] == c.block && c.kernels() != nullptr && winograd_kernels(c) != nullptr;
+         (c.stride_h == 1 || (c.dilation_h == 1 && c.dilation_w == 1)) && c.groups == 1 && !c.phase &&
+         c.src_md.single_block(1) == c.block && c.src_md.strides[3] == c.block && c.kernels() != nullptr &&
+         winograd_kernels(c) != nullptr;
 }
 
-Tiles::Tiles(const Conv& c, const WinogradTransforms& t) : conv(c), transforms(t) {
-  size = t.size;
-  planes = size * size;
-  matrices = t.wei_size * t.wei_size;
-  rows = (c.oh + t.m - 1) / t.m;
-  cols = (c.ow + t.m - 1) / t.m;
-  count = c.n * c.od * rows * cols;
-  ic_blocks = (c.ic + c.block - 1) / c.block * c.kd;
-}
+Tiles::Tiles(const Conv& c, const WinogradTransforms& t)
+    : conv(c),
+      transforms(t),
+      size(t.size),
+      planes(size * size),
+      matrices(t.wei_size * t.wei_size),
+      down(c.oh, t.m, c.dilation_h),
+      across(c.ow, t.m, c.dilation_w),
+      rows(down.count),
+      cols(across.count),
+      count(c.n * c.od * rows * cols),
+      ic_blocks((c.ic + c.block - 1) / c.block * c.kd) {}
 
 void Tiles::transform_src(const Place& at, int64_t ic_block, float* dst, int64_t dst_plane) const {
   const Conv& c = conv;
   const int64_t top = at.row * c.stride_h - c.pad_h, left = at.col * c.stride_w - c.pad_w;
-  const int64_t src_row = c.src_md.strides[2];
+  const int64_t src_row = c.src_md.strides[2], tile_row = c.dilation_h * src_row, tile_pixel = c.dilation_w * c.block;
   const int64_t id = at.od * c.stride_d - c.pad_d + ic_block % c.kd * c.dilation_d;
-  const bool inside = id >= 0 && id < c.id;
+  const int64_t ih = id >= 0 && id < c.id ? c.ih : 0;
   const float* const src = c.src + at.n * c.src_md.strides[0] + ic_block / c.kd * c.src_md.strides[1] +
                            id * c.src_md.strides[4] + top * src_row + left * c.block;
-  if (inside && top >= 0 && left >= 0 && top + size <= c.ih && left + size <= c.iw)
-    return transforms.src(src, src_row, dst, dst_plane);
-  transforms.src_part(src, src_row, {-top, inside ? c.ih - top : -top, -left, c.iw - left}, dst, dst_plane);
+  if (top >= 0 && left >= 0 && top + (size - 1) * c.dilation_h < ih && left + (size - 1) * c.dilation_w < c.iw)
+    return transforms.src(src, tile_row, tile_pixel, dst, dst_plane);
+  const TilePart part{down.pixels(-top), down.pixels(ih - top), across.pixels(-left), across.pixels(c.iw - left)};
+  transforms.src_part(src, tile_row, tile_pixel, part, dst, dst_plane);
 }
 
 void Tiles::transform_src(int64_t begin, int64_t tiles, int64_t ic_begin, int64_t ic_end, float* dst,
@@ -61,9 +66,9 @@ void Tiles::transform_dst(int64_t begin, int64_t tiles, int64_t oc_block, const 
                           bool stream, const PaddedPostOps& post_ops) const {
   Place at = place(begin);
   for (int64_t i = 0; i < tiles; i++, advance(at), products += conv.block) {
-    const int64_t offset = dst_offset(at, oc_block);
-    transforms.dst(products, products_plane, conv.dst + offset, conv.dst_row(), rows_inside(at), cols_inside(at),
-                   stream, post_ops.at(oc_block, 1, offset));
+    const int64_t offset = dst_offset(at, oc_block), nrows = rows_inside(at), ncols = cols_inside(at);
+    transforms.dst(products, products_plane, conv.dst + offset, dst_row(), dst_pixel(), nrows, ncols, stream,
+                   post_ops.at(oc_block, 1, offset));
   }
 }
 

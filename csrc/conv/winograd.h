@@ -8,7 +8,7 @@
 
 namespace torch_blocked {
 
-// Whether the problem is one of 3x3 filters, stride 1 or 2 and blocked src that there are transforms for.
+// Whether the problem is one of 3x3 filters, stride 1 or (not dilated) 2 and blocked src that there are transforms for.
 bool can_winograd(const Conv& conv);
 // The kernels of blocks of conv.block channels; null where no build of them is.
 const WinogradKernels* winograd_kernels(const Conv& conv);
@@ -18,11 +18,40 @@ inline const WinogradTransforms& winograd_transforms(const Conv& conv, WinogradB
   return (winograd_kernels(conv)->*of)[conv.stride_h - 1];
 }
 
+// Tiles along an axis of dst, of m pixels each. The pixels of a tile are a dilation apart, as its filter's taps are: of
+// the dilation's phases, each an axis of its own, the tiles of one follow those of the one before.
+struct TileAxis {
+  int64_t size, m, dilation;
+  int64_t of_phase, count;  // tiles; the last ones of a phase may have no pixels
+
+  TileAxis(int64_t size_, int64_t m_, int64_t dilation_)
+      : size(size_),
+        m(m_),
+        dilation(dilation_),
+        of_phase((size + dilation * m - 1) / (dilation * m)),
+        count(of_phase * std::min(dilation, size)) {}
+  // The first pixel of a tile.
+  int64_t first(int64_t tile) const { return tile / of_phase + tile % of_phase * m * dilation; }
+  // From the first pixel of a tile to that of the next; false, and 0, where there is none.
+  bool advance(int64_t& first) const {
+    const int64_t end = of_phase * m * dilation;  // a multiple of the dilation: what is beyond is a phase
+    if ((first += m * dilation) < end) return true;
+    if ((first -= end - 1) < std::min(dilation, size)) return true;
+    first = 0;
+    return false;
+  }
+  // How many pixels of the tile whose first is this one there are.
+  int64_t inside(int64_t first) const { return std::clamp<int64_t>(pixels(size - first), 0, m); }
+  // How many of the first n pixels are a dilation apart, from the first on: without a division where all are.
+  int64_t pixels(int64_t n) const { return dilation == 1 ? n : (n + dilation - 1) / dilation; }
+};
+
 struct Tiles {
   const Conv& conv;
   const WinogradTransforms& transforms;
   int64_t size, planes;  // of a transformed tile, and of src: elements along an edge, and all
   int64_t matrices;      // of weights, each for one plane or for several that follow each other
+  TileAxis down, across;
   int64_t rows, cols, count;
   int64_t ic_blocks;  // those of ic times the filter's depth
 
@@ -34,25 +63,24 @@ struct Tiles {
   };
   Place place(int64_t tile) const {
     const int64_t image = tile / (rows * cols);
-    return {image / conv.od, image % conv.od, tile / cols % rows * transforms.m, tile % cols * transforms.m};
+    return {image / conv.od, image % conv.od, down.first(tile / cols % rows), across.first(tile % cols)};
   }
   // The place of the tile after it.
   void advance(Place& at) const {
-    if ((at.col += transforms.m) < conv.ow) return;
-    at.col = 0;
-    if ((at.row += transforms.m) < conv.oh) return;
-    at.row = 0;
-    if (++at.od < conv.od) return;
+    if (across.advance(at.col) || down.advance(at.row) || ++at.od < conv.od) return;
     at.od = 0, at.n++;
   }
   // Of its pixels those inside dst, from the first on.
-  int64_t rows_inside(const Place& at) const { return std::min(transforms.m, conv.oh - at.row); }
-  int64_t cols_inside(const Place& at) const { return std::min(transforms.m, conv.ow - at.col); }
-  // Floats from the beginning of a tensor laid out as dst to its first pixel.
+  int64_t rows_inside(const Place& at) const { return down.inside(at.row); }
+  int64_t cols_inside(const Place& at) const { return across.inside(at.col); }
+  // Floats from the beginning of a tensor laid out as dst to its first pixel, and from one row and column of it to the
+  // next.
   int64_t dst_offset(const Place& at, int64_t oc_block) const {
     return at.n * conv.dst_image() + oc_block * conv.dst_block() + at.od * conv.dst_plane() + at.row * conv.dst_row() +
            at.col * conv.block;
   }
+  int64_t dst_row() const { return conv.dilation_h * conv.dst_row(); }
+  int64_t dst_pixel() const { return conv.dilation_w * conv.block; }
 
   // Floats from one element of transformed tiles to the next, of `vectors` of them: an odd number of cache lines, so
   // that they do not fall into the same sets of the cache.

@@ -61,11 +61,12 @@ void transform_diff_dst(const Plan& plan, int64_t tile, int64_t oc_block, float*
   const Tiles::Place at = plan.place(tile);
   const int64_t m = plan.transforms.m, rows = plan.rows_inside(at), cols = plan.cols_inside(at);
   const float* const from = plan.diff_dst + plan.dst_offset(at, oc_block);
-  if (rows == m && cols == m) return plan.transforms.diff_dst(from, c.dst_row(), to, plan.diff_plane());
+  if (rows == m && cols == m)
+    return plan.transforms.diff_dst(from, plan.dst_row(), plan.dst_pixel(), to, plan.diff_plane());
   std::fill_n(edge, m * m * c.block, 0.f);
   for (int64_t y = 0; y < rows; y++)
-    c.kernels()->copy_pixels(from + y * c.dst_row(), c.block, edge + y * m * c.block, cols);
-  plan.transforms.diff_dst(edge, m * c.block, to, plan.diff_plane());
+    c.kernels()->copy_pixels(from + y * plan.dst_row(), plan.dst_pixel(), edge + y * m * c.block, cols);
+  plan.transforms.diff_dst(edge, m * c.block, c.block, to, plan.diff_plane());
 }
 
 // The tiles from `tile` on. The threads share the blocks of diff_dst as they share the units, so that those that one

@@ -50,24 +50,38 @@ template <class F, class Pixel>
   }
 }
 
-template <class F>
-void transform_src(const float* src, int64_t src_row, float* dst, int64_t dst_plane) {
-  // What of the tile after next no tile above or before it reads.
-  constexpr int size = F::size, step = F::m * F::stride, shared = size - step;
-  UNROLL for (int y = shared; y < size; y++) UNROLL for (int x = shared; x < size; x++)
-      __builtin_prefetch(src + y * src_row + (2 * step + x) * block, 0, 3);
-  transform_pixels<F>([&](int y, int x) { return Vec::loadu(src + y * src_row + x * block); }, dst, dst_plane);
+// Calls of(pixel), a constant where pixels lie side by side, as they do but of a dilated filter.
+template <class Of>
+[[gnu::always_inline]] inline void with_pixel(int64_t pixel, const Of& of) {
+  if (pixel == block)
+    of(std::integral_constant<int64_t, block>());
+  else
+    of(pixel);
 }
 
 template <class F>
-void transform_src_part(const float* src, int64_t src_row, const TilePart& part, float* dst, int64_t dst_plane) {
+void transform_src(const float* src, int64_t src_row, int64_t src_pixel, float* dst, int64_t dst_plane) {
+  // What of the tile after next no tile above or before it reads.
+  constexpr int size = F::size, step = F::m * F::stride, shared = size - step;
+  with_pixel(src_pixel, [&](auto pixel) __attribute__((always_inline)) {
+    UNROLL for (int y = shared; y < size; y++) UNROLL for (int x = shared; x < size; x++)
+        __builtin_prefetch(src + y * src_row + (2 * step + x) * pixel, 0, 3);
+    transform_pixels<F>([&](int y, int x) { return Vec::loadu(src + y * src_row + x * pixel); }, dst, dst_plane);
+  });
+}
+
+template <class F>
+void transform_src_part(const float* src, int64_t src_row, int64_t src_pixel, const TilePart& part, float* dst,
+                        int64_t dst_plane) {
   static constexpr float zeros[block] = {};
   const TilePart in = part;
-  const auto pixel = [&](int y, int x) {
-    const bool inside = y >= in.row_begin && y < in.row_end && x >= in.col_begin && x < in.col_end;
-    return Vec::loadu(inside ? src + y * src_row + x * block : zeros);
-  };
-  transform_pixels<F>(pixel, dst, dst_plane);
+  with_pixel(src_pixel, [&](auto pixel) __attribute__((always_inline)) {
+    const auto load = [&](int y, int x) {
+      const bool inside = y >= in.row_begin && y < in.row_end && x >= in.col_begin && x < in.col_end;
+      return Vec::loadu(inside ? src + y * src_row + x * pixel : zeros);
+    };
+    transform_pixels<F>(load, dst, dst_plane);
+  });
 }
 
 // Adds to a tile what the elements of these phases are.
@@ -91,9 +105,27 @@ template <class F, int phase_y, int phase_x>
   }
 }
 
+// The first `rows` x `cols` pixels of a tile, each by itself.
+template <int M>
+[[gnu::always_inline]] inline void store_part(Register (&tile)[M][M], float* dst, int64_t dst_row, int64_t dst_pixel,
+                                              int64_t rows, int64_t cols, bool stream, const Epilogue& e) {
+  alignas(64) float pixels[M * M * block];  // not `tile`: what is looked up by a variable is in no register anywhere
+  UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++) Vec(tile[y][x])
+      .store(pixels + (y * M + x) * block);
+  Epilogue pixel_epilogue = e;
+  for (int64_t y = 0; y < rows; y++)
+    for (int64_t x = 0; x < cols; x++) {
+      const int64_t offset = y * dst_row + x * dst_pixel;
+      Register pixel[1][1] = {{Vec::loadu(pixels + (y * M + x) * block)}};
+      if (e.residual) pixel_epilogue.residual = e.residual + offset;
+      finish(pixel_epilogue, 0, 0, 0, 0, pixel);
+      store_vector(Vec(pixel[0][0]), dst + offset, stream);
+    }
+}
+
 template <class F>
-void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols,
-                   bool stream, const Epilogue& e) {
+void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t dst_pixel, int64_t rows,
+                   int64_t cols, bool stream, const Epilogue& e) {
   constexpr int M = F::m;
   const Vec bias = e.bias ? Vec::loadu(e.bias) : Vec(0.f);
   Register tile[M][M];
@@ -104,24 +136,12 @@ void transform_dst(const float* src, int64_t src_plane, float* dst, int64_t dst_
     transform_phase_back<F, 1, 0>(src, src_plane, tile);
     transform_phase_back<F, 1, 1>(src, src_plane, tile);
   }
-  if (rows == M && cols == M) {
-    finish(e, 0, 0, dst_row, block, tile);
+  if (rows < M || cols < M) return store_part<M>(tile, dst, dst_row, dst_pixel, rows, cols, stream, e);
+  with_pixel(dst_pixel, [&](auto pixel) __attribute__((always_inline)) {
+    finish(e, 0, 0, dst_row, pixel, tile);
     UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++)
-        store_vector(Vec(tile[y][x]), dst + y * dst_row + x * block, stream);
-    return;
-  }
-  alignas(64) float pixels[M * M * block];  // not `tile`: what is looked up by a variable is in no register anywhere
-  UNROLL for (int y = 0; y < M; y++) UNROLL for (int x = 0; x < M; x++) Vec(tile[y][x])
-      .store(pixels + (y * M + x) * block);
-  Epilogue pixel_epilogue = e;
-  for (int64_t y = 0; y < rows; y++)
-    for (int64_t x = 0; x < cols; x++) {
-      const int64_t offset = y * dst_row + x * block;
-      Register pixel[1][1] = {{Vec::loadu(pixels + (y * M + x) * block)}};
-      if (e.residual) pixel_epilogue.residual = e.residual + offset;
-      finish(pixel_epilogue, 0, 0, 0, 0, pixel);
-      store_vector(Vec(pixel[0][0]), dst + offset, stream);
-    }
+        store_vector(Vec(tile[y][x]), dst + y * dst_row + x * pixel, stream);
+  });
 }
 
 // In double: the fractions of G are no floats, and this is done once for many calls.
@@ -143,12 +163,12 @@ void transform_wei(const float* wei, int64_t wei_tap, float* dst, int64_t dst_pl
 }
 
 template <int M>
-void transform_diff_dst(const float* diff, int64_t diff_row, float* dst, int64_t dst_plane) {
+void transform_diff_dst(const float* diff, int64_t diff_row, int64_t diff_pixel, float* dst, int64_t dst_plane) {
   constexpr int size = M + 2;
   Vec columns[size][M];
   UNROLL for (int x = 0; x < M; x++) {
     Vec d[M], out[size];
-    UNROLL for (int y = 0; y < M; y++) d[y] = Vec::loadu(diff + y * diff_row + x * block);
+    UNROLL for (int y = 0; y < M; y++) d[y] = Vec::loadu(diff + y * diff_row + x * diff_pixel);
     Matrices<M>::diff_dst(d, out);
     UNROLL for (int y = 0; y < size; y++) columns[y][x] = out[y];
   }

@@ -24,19 +24,20 @@ struct TilePart {
 // multiplies is row-major.
 struct WinogradTransforms {
   int64_t m, size, wei_size;
-  // Pixels of a block, the tile's rows src_row floats apart.
-  void (*src)(const float* src, int64_t src_row, float* dst, int64_t dst_plane);
+  // Pixels of a block, the tile's rows src_row and its columns src_pixel floats apart.
+  void (*src)(const float* src, int64_t src_row, int64_t src_pixel, float* dst, int64_t dst_plane);
   // The same where only a part of them is there; src is the tile's first pixel, wherever that lies.
-  void (*src_part)(const float* src, int64_t src_row, const TilePart& part, float* dst, int64_t dst_plane);
+  void (*src_part)(const float* src, int64_t src_row, int64_t src_pixel, const TilePart& part, float* dst,
+                   int64_t dst_plane);
   // The first `rows` x `cols` pixels of the tile, after the epilogue (of one block of output channels). `stream` as in
   // ConvArgs.
-  void (*dst)(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t rows, int64_t cols, bool stream,
-              const Epilogue& epilogue);
+  void (*dst)(const float* src, int64_t src_plane, float* dst, int64_t dst_row, int64_t dst_pixel, int64_t rows,
+              int64_t cols, bool stream, const Epilogue& epilogue);
   // Nine taps of a vector of output channels, wei_tap floats apart.
   void (*wei)(const float* wei, int64_t wei_tap, float* dst, int64_t dst_plane);
-  // The transposes of the last two, of stride 1: the m x m pixels of a tile of diff_dst, its rows diff_row floats
-  // apart, and what is added to nine taps of a vector of output channels.
-  void (*diff_dst)(const float* diff, int64_t diff_row, float* dst, int64_t dst_plane);
+  // The transposes of the last two, of stride 1: the m x m pixels of a tile of diff_dst, its rows diff_row and
+  // its columns diff_pixel floats apart, and what is added to nine taps of a vector of output channels.
+  void (*diff_dst)(const float* diff, int64_t diff_row, int64_t diff_pixel, float* dst, int64_t dst_plane);
   void (*diff_wei)(const float* src, int64_t src_plane, float* diff_wei, int64_t wei_tap);
 };
 

@@ -79,12 +79,25 @@ _MOBILENET = """
 # ResNeXt-50 32x4d: 32 groups.
 _RESNEXT = "128@56/1 256@56/2 256@28/1 512@28/2 512@14/1 1024@14/2 1024@7/1".split()
 
+# Input channels->output channels@size/dilation, 3x3, of DeepLab v3 (torchvision's, on ResNet-50: images of 520; the
+# paper's at an output stride of 16, of 513) and of SSD's fc6.
+_DILATED = """
+    256->256@65/2 512->512@65/2 512->512@65/4 2048->256@65/12 2048->256@65/24 2048->256@65/36
+    512->512@33/2 2048->256@33/6 2048->256@33/12 2048->256@33/18 512->1024@19/6
+""".split()
+
 
 def _square(entry: str, depthwise: bool = False, groups: int = 1) -> str:
     """The 3x3 layer of an entry channels@size/stride."""
     c, size, stride = map(int, re.fullmatch(r"(\d+)@(\d+)(?:/(\d))?", entry).groups(default="1"))
     g = c if depthwise else groups
     return f"{f'g{g}' if g > 1 else ''}ic{c}ih{size}oc{c}kh3{f'sh{stride}' if stride > 1 else ''}ph1"
+
+
+def _dilated(entry: str) -> str:
+    """The 3x3 layer of an entry ic->oc@size/dilation, padded by its dilation."""
+    ic, oc, size, dilation = map(int, re.findall(r"\d+", entry))
+    return f"ic{ic}ih{size}oc{oc}kh3ph{dilation}dh{dilation - 1}"
 
 
 def _load_networks() -> dict[str, list[str]]:
@@ -101,5 +114,6 @@ SETS: dict[str, list[str]] = {
     "first": ["ic3ih224oc64kh7sh2ph3", "ic3ih224oc32kh3sh2ph1", "ic3ih224oc64kh11sh4ph2", "ic3ih224oc64kh3ph1"],
     "mobilenet": [_square(entry, depthwise=True) for entry in _MOBILENET],
     "resnext": [_square(entry, groups=32) for entry in _RESNEXT],
+    "dilated": [_dilated(entry) for entry in _DILATED],
     **_load_networks(),
 }
