@@ -47,6 +47,7 @@ UPDATES = {
     "through detach": lambda model: model.layers.b.weight.detach().mul_(2),
     "a bias": lambda model: model.layers.b.bias.add_(5),
     "statistics": lambda model: model.layers.m.running_var.mul_(9),
+    "statistics, in training mode": lambda model: (model.train()(torch.randn(4, 3, 6, 5)), model.eval()),
     "optimizer": optimizer_step,
     "data": lambda model: setattr(model.layers.b.weight, "data", model.layers.b.weight.data * 2),
     "data, twice": replace_data_twice,

@@ -117,6 +117,7 @@ CHANGES = {
     "of the values in a view": lambda m: m.layers.c.bias[1:3].fill_(3.0),
     "by .data": lambda m: setattr(m.layers.c.bias, "data", torch.randn(17)),
     "of statistics": lambda m: m.layers.n.running_mean.add_(1),
+    "of statistics, in training mode": lambda m: (m.layers.n.train()(torch.randn(2, 17, 6, 5)), m.eval()),
     "of what the graph takes as it is": lambda m: m.layers.l.weight.mul_(-1),
     "another of what it takes": lambda m: setattr(m.layers.l, "weight", nn.Parameter(torch.randn(5, 17), False)),
     "another parameter": _replace,

@@ -8,7 +8,7 @@ to or replaced, which its version counter and memory tell.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -40,13 +40,16 @@ _recording = threading.local()
 
 
 @contextmanager
-def recorded() -> Iterator[list[Run]]:
-    """Lists the runs in this thread inside the ``with`` block."""
-    before, _recording.runs = getattr(_recording, "runs", None), []
+def recorded(counters: Mapping[int, Tensor]) -> Iterator[list[Run]]:
+    """Lists the runs in this thread inside the ``with`` block.
+
+    A write to a counter is one to the parameter of this id.
+    """
+    before, _recording.recorded = getattr(_recording, "recorded", None), ([], counters)
     try:
-        yield _recording.runs
+        yield _recording.recorded[0]
     finally:
-        _recording.runs = before
+        _recording.recorded = before
 
 
 class Hoisted:
@@ -67,10 +70,10 @@ class Hoisted:
         self._values: dict[int, tuple] = {}
 
     def __call__(self, inputs: list) -> object:
-        runs = getattr(_recording, "runs", None)
+        runs, counters = getattr(_recording, "recorded", None) or (None, {})
         whole = None if runs is None else list(inputs)
         parameters = list(map(inputs.__getitem__, self.static))
-        number = self._watch.number(parameters)
+        number = self._watch.number(parameters + [counters[id(p)] for p in parameters if id(p) in counters])
         values = self.values(number)
         if values is None:
             self._values = {n: kept for n, kept in self._values.items() if self._watch.holds(n)}

@@ -144,8 +144,10 @@ class ModelCall:
     ) -> None:
         self.root, self.sources, self.unchanged = root, sources, None
         self._compiled, self._held, self._first, self._plain = compiled, set(held), held[0], plain
-        names = ", ".join(source.name.replace(root.name, "model", 1) for source in sources)
-        self._parameters = eval(f"lambda model: [{names}]")
+        statistics = [(at, counter) for at, source in zip(held, sources, strict=True) if (counter := _counter(source))]
+        self._statistics = [at for at, _ in statistics]
+        self._parameters = _reader(root, [source.name for source in sources])
+        self._counters = _reader(root, [counter for _, counter in statistics])
 
     def __call__(self, *args: object) -> object:
         model = args[self._first]
@@ -163,18 +165,20 @@ class ModelCall:
             return self._compiled(*args)
         parameters, rest = iter(self._parameters(model)), enumerate(args)
         given = [next(parameters) if at in self._held else argument for at, argument in rest]
+        counted = zip(self._statistics, self._counters(model), strict=True)
+        counters = {id(given[at]): counter for at, counter in counted if counter is not None}
         if seen is not None:
             seen.known = None  # of the parameters as they were: it keeps what was computed from them
         # Of a model that changes from call to call nothing is known for long.
-        if seen is None or seen.asked > 1 or not self._plain:
-            return self._compiled(*given)
-        physical = [_physical(given[at]) for at in self._held]
+        noted = seen is not None and seen.asked <= 1 and self._plain
+        physical = [_physical(given[at]) for at in self._held] if noted else []
         # Before the call: what another thread writes to them meanwhile is then seen at the next one.
-        contents = Contents(physical)
-        with recorded() as runs:
+        contents = Contents([*physical, *counters.values()]) if noted else None
+        with recorded(counters) as runs:
             answers = self._compiled(*given)
-        seen.known = self._known(contents, {id(p) for p in physical}, given, runs, answers)
-        self._plain = seen.known is not None
+        if noted:
+            seen.known = self._known(contents, {id(p) for p in physical}, given, runs, answers)
+            self._plain = seen.known is not None
         return answers
 
     def _known(
@@ -198,6 +202,20 @@ class ModelCall:
         values, kept = graph.values(number), [inputs[i] for i in graph.kept]
         entry = entry_of(graph.compiled.graph, values, kept, answers) if values is not None else None
         return Known(contents, graph, number, others, entry)
+
+
+def _reader(root: Source, names: Sequence[str]) -> Callable[[nn.Module], list]:
+    """Gets what is so named from the model that comes from `root`."""
+    return eval(f"lambda model: [{', '.join(name.replace(root.name, 'model', 1) for name in names)}]")
+
+
+def _counter(source: Source) -> str | None:
+    """Of running statistics, what counts the batches that moved them: PyTorch counts no writes to themselves."""
+    from torch._dynamo.source import DictGetItemSource
+
+    if isinstance(source, DictGetItemSource) and source.index in ("running_mean", "running_var"):
+        return f"{source.base.name}.get('num_batches_tracked')"
+    return None
 
 
 def _physical(parameter: Tensor) -> Tensor:
