@@ -23,8 +23,9 @@ def draw(number):
     widths = [width for width in (1, 1, 2, 3, 4, 8, 16, 17, 33, 48) if width * groups <= 53]
     ic, oc = (rng.choice(widths) * groups for _ in range(2))
     kernel = [rng.choice((1, 1, 2, 3, 3, 4, 5, 7) if rank < 3 else (1, 1, 2, 3)) for _ in range(rank)]
-    stride, dilation = ([rng.choice(values) for _ in range(rank)] for values in ((1, 1, 2, 3, 4), (1, 1, 1, 2, 3)))
-    padding = [rng.choice((0, 0, 1, 2, 3)) for _ in range(rank)]
+    dilations = (1, 1, 1, 2, 3) if rank == 3 else (1, 1, 1, 2, 3, 13)
+    stride, dilation = ([rng.choice(values) for _ in range(rank)] for values in ((1, 1, 2, 3, 4), dilations))
+    padding = [rng.choice((0, 0, 1, 2, 3) if d < 13 else (0, 3, d)) for d in dilation]
     output_padding = [rng.randrange(s) if transposed else 0 for s in stride]
     reaches = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     if transposed:  # src is what dst of a pixel or more wants, else as large as the padded windows
