@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "parallel.h"
+
 namespace torch_blocked {
 
 // A tensor of (n, ceil(channels / block), pixels, block), dense.
@@ -11,12 +13,7 @@ struct BlockedShape {
   int64_t n, channels, pixels, block;
   int64_t nthreads;
   int64_t blocks() const { return (channels + block - 1) / block; }
-
-  // Where there is little to do, a second thread costs more than it saves.
-  int64_t threads() const {
-    constexpr int64_t least_per_thread = 16 << 10;  // floats
-    return std::min(nthreads, std::max<int64_t>(1, n * blocks() * pixels * block / least_per_thread));
-  }
+  int64_t threads() const { return threads_for(n * blocks() * pixels * block, nthreads); }
 };
 
 // A value a channel, zeros in the padding; of null nothing.

@@ -55,13 +55,7 @@ constexpr int64_t most_lanes = 16;
 
 }  // namespace
 
-const ChannelKernels* channel_kernels(int64_t block) {
-  for (int tier = int(isa()); tier >= 0; tier--) {
-    const ChannelKernels& table = TORCH_BLOCKED_KERNELS(channel_kernels, Isa(tier));
-    if (table.block == block) return &table;
-  }
-  return nullptr;
-}
+const ChannelKernels* channel_kernels(int64_t block) { return TORCH_BLOCKED_KERNELS_OF_BLOCK(channel_kernels, block); }
 
 void reduce_channels(const BlockedShape& s, ChannelReduction how, const float* src, float* dst) {
   const auto reduce = channel_kernels(s.block)->reduce[how];

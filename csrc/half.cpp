@@ -1,14 +1,10 @@
 #include "half.h"
 
-#include <algorithm>
-
 #include "kernels/half.h"
 #include "parallel.h"
 
 namespace torch_blocked {
 namespace {
-
-constexpr int64_t least_per_thread = 16 << 10;  // values: below it a second thread costs more than it saves
 
 const HalfKernels::Of& kernels(Precision precision) {
   const HalfKernels& table = TORCH_BLOCKED_KERNELS(half_kernels, isa());
@@ -18,10 +14,6 @@ const HalfKernels::Of& kernels(Precision precision) {
 // The address of a value of half precision.
 const void* at(const void* data, int64_t offset) { return static_cast<const uint16_t*>(data) + offset; }
 void* at(void* data, int64_t offset) { return static_cast<uint16_t*>(data) + offset; }
-
-int64_t threads_for(int64_t count, int64_t nthreads) {
-  return std::min(nthreads, std::max<int64_t>(1, count / least_per_thread));
-}
 
 }  // namespace
 

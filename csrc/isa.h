@@ -33,3 +33,20 @@ inline int64_t isa_block(Isa tier) { return tier == Isa::AVX512 ? 16 : 8; }
 #define TORCH_BLOCKED_DECLARE_KERNELS(Type, name) extern const Type name##_default
 #define TORCH_BLOCKED_KERNELS(name, tier) (name##_default)
 #endif
+
+// The table whose vectors are one block wide, of the best tier that has one: nChw8c runs on the AVX2 build of a CPU
+// with vectors of 16 too. Null where none has.
+#define TORCH_BLOCKED_KERNELS_OF_BLOCK(name, block)                                                                \
+  (::torch_blocked::kernels_of_block([](::torch_blocked::Isa tier) { return &TORCH_BLOCKED_KERNELS(name, tier); }, \
+                                     block))
+
+namespace torch_blocked {
+
+template <class TableOf>
+auto kernels_of_block(const TableOf& table_of, int64_t block) -> decltype(table_of(Isa())) {
+  for (int tier = int(isa()); tier >= 0; tier--)
+    if (const auto table = table_of(Isa(tier)); table->block == block) return table;
+  return nullptr;
+}
+
+}  // namespace torch_blocked

@@ -47,6 +47,12 @@ inline int64_t even_parts(int64_t parts, int64_t times, int64_t most, int64_t nt
   return std::min(most, (parts + nthreads - 1) / nthreads * nthreads);
 }
 
+// At most `nthreads` for work on so many values: of few, a second thread costs more than it saves.
+inline int64_t threads_for(int64_t values, int64_t nthreads) {
+  constexpr int64_t least_per_thread = 16 << 10;
+  return std::min(nthreads, std::max<int64_t>(1, values / least_per_thread));
+}
+
 // Calls body(thread, nthreads) once in each of at most `nthreads` threads. An exception in any of them is thrown here.
 //
 // No num_threads clause: libgomp builds its team anew whenever that number changes, so the whole team starts and

@@ -10,8 +10,7 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t most_fetched = 64;            // cache lines beside a pixel of dst: more do not stay in L1
-constexpr int64_t least_per_thread = 16 << 10;  // floats: below it a second thread costs more than it saves
+constexpr int64_t most_fetched = 64;  // cache lines beside a pixel of dst: more do not stay in L1
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -122,7 +121,7 @@ void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, const float*
   const int64_t bytes = planes * src.block * (src.ih * src.iw + oh * ow) * sizeof(float);
   const bool stream = outgrows_caches(bytes, little_work_cache_room) && is_streamable(dst);
   const int64_t floats = planes * src.block * std::max(src.ih * src.iw, oh * ow);
-  nthreads = std::min(nthreads, std::max<int64_t>(1, floats / least_per_thread));
+  nthreads = threads_for(floats, nthreads);
   const int64_t image_rows = src.c_blocks * oh, band_rows = ceil_div(oh, bands);
   parallel_for(planes * oh, nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
@@ -200,7 +199,7 @@ void upsample(const Upsampling& a) {
 // A plane is one thread's, and in its cache from the zeros to the sums.
 void max_pool_backward(const MaxPoolBackward& a) {
   const int64_t src_pixels = a.ih * a.iw, floats = a.planes * std::max(a.pixels, src_pixels) * a.block;
-  const int64_t nthreads = std::min(a.nthreads, std::max<int64_t>(1, floats / least_per_thread));
+  const int64_t nthreads = threads_for(floats, a.nthreads);
   parallel_for(a.planes, nthreads, [&](int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; plane++) {
       float* const diff_src = a.diff_src + plane * src_pixels * a.block;

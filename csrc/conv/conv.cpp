@@ -24,14 +24,7 @@ static std::atomic<Winograd> winograd_mode{Winograd::Auto};
 void set_winograd(Winograd mode) { winograd_mode = mode; }
 Winograd get_winograd() { return winograd_mode; }
 
-const ConvKernels* Conv::kernels() const {
-  // Vectors of 8 on a CPU with vectors of 16 too: nChw8c runs on the AVX2 build there.
-  for (int tier = int(isa()); tier >= 0; tier--) {
-    const ConvKernels& kernels = TORCH_BLOCKED_KERNELS(conv_kernels, Isa(tier));
-    if (kernels.block == block) return &kernels;
-  }
-  return nullptr;
-}
+const ConvKernels* Conv::kernels() const { return TORCH_BLOCKED_KERNELS_OF_BLOCK(conv_kernels, block); }
 
 bool streams_dst(const Conv& c) {
   const int64_t src_size = c.n * c.ic * c.id * c.ih * c.iw, dst_size = c.n * c.dst_image();

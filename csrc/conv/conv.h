@@ -131,6 +131,8 @@ Choice explain(const Conv& conv, const WeightKey* key);
 // blocks, all dense. A depth that the order does not name lies outside the height, wherever that is.
 MemoryDesc dense_desc(const MemoryDesc& dims_of, std::initializer_list<int> order,
                       std::initializer_list<std::pair<int, int64_t>> blocks);
+// The weights by blocks of both channels, OIhw{b}i{b}o.
+inline MemoryDesc by_blocks(const Conv& c) { return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}}); }
 // The same dims, strides (but where a dim is 1 they do not matter) and blocks.
 bool same_layout(const MemoryDesc& a, const MemoryDesc& b);
 // Elements of a dense tensor, padding included.

@@ -27,7 +27,7 @@ bool can(const Conv& c) {
 // OIhw{b}i{b}o; with fewer input channels than a block Ohwi{b}o, so that only the real ones are multiplied.
 MemoryDesc weights(const Conv& c) {
   if (c.group_ic() < c.block) return dense_desc(c.wei_md, {0, 2, 3, 1}, {{0, c.block}});
-  return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}});
+  return by_blocks(c);
 }
 
 int64_t group_oc_blocks(const Conv& c) { return (c.group_oc() + c.block - 1) / c.block; }

@@ -31,7 +31,7 @@ MemoryDesc weights(const Conv& c) {
 // What weights are packed from, nine matrices for a block of output and one of input channels: Ohwi16o or OIhw16i16o.
 MemoryDesc taps(const Conv& c) {
   if (c.shares_blocks()) return dense_desc(c.wei_md, {0, 2, 3, 1}, {{0, c.block}});
-  return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}});
+  return by_blocks(c);
 }
 
 // By the threads that will multiply by them, so that each finds its own in its L2.

@@ -84,7 +84,7 @@ bool is_lane_wise(const Conv& c) {
 MemoryDesc format(const Conv& c) {
   if (is_lane_wise(c)) return dense_desc(c.wei_md, {0, 1, 2, 3}, {{0, c.block}});
   if (c.src_md.is_plain() || c.group_ic() < c.block) return dense_desc(c.wei_md, {0, 2, 3, 1}, {{0, c.block}});
-  return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}});
+  return by_blocks(c);
 }
 
 Problem::Problem(const Conv& c, const float* diff_dst_, float* diff_wei_)

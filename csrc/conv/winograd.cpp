@@ -13,11 +13,7 @@
 namespace torch_blocked {
 
 const WinogradKernels* winograd_kernels(const Conv& c) {
-  for (int tier = int(isa()); tier >= 0; tier--) {
-    const WinogradKernels& table = TORCH_BLOCKED_KERNELS(winograd_kernels, Isa(tier));
-    if (table.block == c.block) return &table;
-  }
-  return nullptr;
+  return TORCH_BLOCKED_KERNELS_OF_BLOCK(winograd_kernels, c.block);
 }
 
 bool can_winograd(const Conv& c) {
@@ -84,7 +80,7 @@ MemoryDesc weights(const Conv& c) {
 
 void transform_weights(const Conv& given, const WinogradTransforms& transforms, const MemoryDesc& wanted,
                        float* packed) {
-  const ReorderedWeights reordered(given, dense_desc(given.wei_md, {0, 1, 2, 3}, {{1, given.block}, {0, given.block}}));
+  const ReorderedWeights reordered(given, by_blocks(given));
   const Conv& c = reordered.conv;
   const int64_t ic_blocks = c.wei_md.outer(1) * c.kd,
                 vectors = ic_blocks * c.block;  // of output channels, in a block of them

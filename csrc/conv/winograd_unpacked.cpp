@@ -13,8 +13,6 @@ bool can(const Conv& c) {
          Tiles(c, winograd_transforms(c, &WinogradKernels::f4)).count <= winograd_kernels(c)->most_unpacked_tiles;
 }
 
-MemoryDesc weights(const Conv& c) { return dense_desc(c.wei_md, {0, 1, 2, 3}, {{1, c.block}, {0, c.block}}); }
-
 // The threads share the output channels; each transforms src, which is small, for itself.
 void run(const Conv& c) {
   const WinogradKernels& kernels = *winograd_kernels(c);
@@ -41,7 +39,7 @@ void run(const Conv& c) {
 
 }  // namespace
 
-const Algorithm conv_winograd_f4_unpacked = {"winograd_f4_unpacked",   can, weights, run, nullptr,
+const Algorithm conv_winograd_f4_unpacked = {"winograd_f4_unpacked",   can, by_blocks, run, nullptr,
                                              unpacked_winograd_seconds};
 
 }  // namespace torch_blocked

@@ -70,10 +70,11 @@ void transform_src(const float* src, int64_t src_row, int64_t src_pixel, float* 
   });
 }
 
+constexpr float zeros[block] = {};
+
 template <class F>
 void transform_src_part(const float* src, int64_t src_row, int64_t src_pixel, const TilePart& part, float* dst,
                         int64_t dst_plane) {
-  static constexpr float zeros[block] = {};
   const TilePart in = part;
   with_pixel(src_pixel, [&](auto pixel) __attribute__((always_inline)) {
     const auto load = [&](int y, int x) {
