@@ -95,9 +95,10 @@ void transform_weights(const Conv& given, const WinogradTransforms& transforms, 
 }
 
 // Bytes. While the transformed weights are read fast, a run's transformed src stays in a core's L2 beside them, one
-// element of it in L1, and all weights are read for every run. Beyond, runs are long, so that the weights are read few
-// times from further away: the src of a run then lies in the last level cache, one of its planes in L2.
-constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20;
+// element of it in L1, and all weights are read for every run. Beyond, runs are long, of two calls' tiles or more, so
+// that the weights are read few times from further away: the src of a run then lies in the last level cache, one of its
+// planes in L2.
+constexpr int64_t src_budget = 640 << 10, long_src_budget = 5 << 20;
 constexpr int64_t most_short_run = 28;   // tiles
 constexpr int64_t short_group = 8 * 36;  // of an even number of blocks: planes of products
 
@@ -160,8 +161,8 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
   const bool long_runs = wei_bytes > most_reread_weights();
   group = long_runs ? oc_blocks : std::min(oc_blocks, std::max<int64_t>(2, short_group / planes / 2 * 2));
   const int64_t tile_bytes = planes * ic_blocks * c.block * sizeof(float);
-  const int64_t most_tiles =
-      long_runs ? long_src_budget / tile_bytes : std::min(src_budget / tile_bytes, most_short_run);
+  const int64_t most_tiles = long_runs ? std::max<int64_t>(long_src_budget / tile_bytes, 2 * gemm.cols)
+                                       : std::min(src_budget / tile_bytes, most_short_run);
   const int64_t call_tiles = std::max<int64_t>(1, most_tiles / gemm.cols) * gemm.cols;
   nruns = count <= most_tiles ? 1 : (count + call_tiles - 1) / call_tiles;
   split_oc = splits_oc(c, count);
