@@ -98,7 +98,7 @@ void transform_weights(const Conv& given, const WinogradTransforms& transforms, 
 // element of it in L1, and all weights are read for every run. Beyond, runs are long, of two calls' tiles or more, so
 // that the weights are read few times from further away: the src of a run then lies in the last level cache, one of its
 // planes in L2.
-constexpr int64_t src_budget = 640 << 10, long_src_budget = 5 << 20;
+constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20;
 constexpr int64_t most_short_run = 28;   // tiles
 constexpr int64_t short_group = 8 * 36;  // of an even number of blocks: planes of products
 
