@@ -207,6 +207,10 @@ PARAMETERS = {
         "features.1.0.layer_scale features.7.2.block.5.bias classifier.2.bias",
     ),
     "unet": (31_037_698, "up.0.weight head.bias"),
+    "deeplabv3_resnet50": (
+        39_638_869,
+        "backbone.layer4.0.downsample.1.bias classifier.0.convs.4.1.weight classifier.0.project.1.bias",
+    ),
 }
 
 
@@ -218,7 +222,7 @@ def test_models_have_torchvisions_parameters():
             size = model.eval()(torch.empty(2, 3, 64, 96)).shape
         assert sum(p.numel() for p in model.parameters()) == count, name
         assert set(names.split()) <= set(model.state_dict()), name
-        assert size == ((2, 2, 64, 96) if name == "unet" else (2, 1000))
+        assert size == {"unet": (2, 2, 64, 96), "deeplabv3_resnet50": (2, 21, 64, 96)}.get(name, (2, 1000))
 
 
 def test_models_are_seeded():

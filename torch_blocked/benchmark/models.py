@@ -1,7 +1,7 @@
 """Networks with torchvision's parameter names, so that its checkpoints fit, written from the tables of the papers.
 
 `MODELS` has them by name; `make_model` makes one with seeded weights. All take (n, 3, h, w) float32 images and give
-(n, 1000) logits, `unet` (n, 2, h, w).
+(n, 1000) logits, `unet` (n, 2, h, w), `deeplabv3_resnet50` (n, 21, h, w).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torch_blocked.benchmark.report import UsageError
@@ -122,11 +123,12 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, ic: int, width: int, stride: int) -> None:
+    def __init__(self, ic: int, width: int, stride: int, dilation: int = 1) -> None:
         super().__init__()
         oc = 4 * width
         self.conv1, self.bn1 = nn.Conv2d(ic, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, dilation, dilation, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, oc, 1, bias=False), nn.BatchNorm2d(oc)
         self.relu = inplace_relu()
         self.downsample = conv_norm(ic, oc, 1, stride) if stride != 1 or ic != oc else None
@@ -140,26 +142,89 @@ class Bottleneck(nn.Module):
         return self.relu(x)
 
 
-class ResNet(nn.Module):
-    """Four layers of `blocks[i]` blocks, of widths 64, 128, 256, 512."""
+class ResNetLayers(nn.Module):
+    """Four layers of `blocks[i]` blocks, of widths 64, 128, 256, 512; the last `dilated` ones keep the size.
 
-    def __init__(self, block: type[BasicBlock | Bottleneck], blocks: tuple[int, ...], classes: int = 1000) -> None:
+    What would be their stride is a dilation, from their second block on.
+    """
+
+    def __init__(self, block: type[BasicBlock | Bottleneck], blocks: tuple[int, ...], dilated: int = 0) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         self.relu, self.maxpool = inplace_relu(), nn.MaxPool2d(3, 2, 1)
-        ic = 64
+        ic, dilation = 64, {}
         for i, count in enumerate(blocks):
             width, stride = 64 << i, 1 if i == 0 else 2
-            layer = [block(ic, width, stride)]
-            ic = width * block.expansion
-            layer += [block(ic, width, 1) for _ in range(count - 1)]
+            layer = []
+            for _ in range(count):
+                keeps_size = i >= len(blocks) - dilated
+                layer.append(block(ic, width, 1 if keeps_size else stride, **dilation))
+                if keeps_size and stride > 1:
+                    dilation = {"dilation": stride * dilation.get("dilation", 1)}
+                ic, stride = width * block.expansion, 1
             self.add_module(f"layer{i + 1}", nn.Sequential(*layer))
-        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(ic, classes)
+        self.width = ic
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.avgpool(x).flatten(1))
+        return self.layer4(self.layer3(self.layer2(self.layer1(x))))
+
+
+class ResNet(ResNetLayers):
+    """The layers, pooled, and a classifier."""
+
+    def __init__(self, block: type[BasicBlock | Bottleneck], blocks: tuple[int, ...], classes: int = 1000) -> None:
+        super().__init__(block, blocks)
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(self.width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.avgpool(super().forward(x)).flatten(1))
+
+
+# ---- DeepLab v3: Chen et al., "Rethinking Atrous Convolution for Semantic Image Segmentation", 2017
+
+
+def conv_norm_relu(ic: int, oc: int, kernel: int, dilation: int = 1) -> tuple[nn.Module, ...]:
+    """Convolution that keeps the size, batch normalization, ReLU."""
+    conv = nn.Conv2d(ic, oc, kernel, padding=kernel // 2 * dilation, dilation=dilation, bias=False)
+    return conv, nn.BatchNorm2d(oc), nn.ReLU()
+
+
+class ASPPPooling(nn.Sequential):
+    """The channels' means, 1x1 convolution, at every pixel."""
+
+    def __init__(self, ic: int, oc: int) -> None:
+        super().__init__(nn.AdaptiveAvgPool2d(1), *conv_norm_relu(ic, oc, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(super().forward(x), size=x.shape[-2:], mode="bilinear", align_corners=False)
+
+
+class ASPP(nn.Module):
+    """Side by side a 1x1 convolution, 3x3 ones of some dilations and the means, then 1x1 of all."""
+
+    def __init__(self, ic: int, dilations: tuple[int, ...], oc: int = 256) -> None:
+        super().__init__()
+        convs = [conv_norm_relu(ic, oc, 1), *(conv_norm_relu(ic, oc, 3, dilation) for dilation in dilations)]
+        self.convs = nn.ModuleList([*(nn.Sequential(*conv) for conv in convs), ASPPPooling(ic, oc)])
+        self.project = nn.Sequential(*conv_norm_relu(oc * len(self.convs), oc, 1), nn.Dropout(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(torch.cat([conv(x) for conv in self.convs], 1))
+
+
+class DeepLabV3(nn.Module):
+    """On ResNet-50 of an output stride of 8; of images of 520x520 the layers are 65x65. No auxiliary classifier."""
+
+    def __init__(self, classes: int = 21) -> None:
+        super().__init__()
+        self.backbone = ResNetLayers(Bottleneck, (3, 4, 6, 3), dilated=2)
+        head = conv_norm_relu(256, 256, 3)
+        self.classifier = nn.Sequential(ASPP(self.backbone.width, (12, 24, 36)), *head, nn.Conv2d(256, classes, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.classifier(self.backbone(x))
+        return F.interpolate(y, size=x.shape[-2:], mode="bilinear", align_corners=False)
 
 
 # ---- VGG: Simonyan and Zisserman, "Very Deep Convolutional Networks", 2014; SqueezeNet: Iandola et al., 2016
@@ -453,4 +518,5 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "efficientnet_b0": efficientnet_b0,
     "convnext_tiny": convnext_tiny,
     "unet": UNet,
+    "deeplabv3_resnet50": DeepLabV3,
 }
