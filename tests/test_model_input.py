@@ -160,6 +160,20 @@ def test_every_step_of_an_optimizer_is_seen(reads):
 
 @both
 @torch.no_grad()
+def test_a_model_in_something_else(blocked):
+    """An object or a dict holds it, and is passed in place of the parameters."""
+    model, x = block().to(tb.blocked) if blocked else block(), images()
+    trainer = type("Trainer", (), {"step": lambda self, x: self.model(x)})()
+    trainer.model, models = model, {"m": model}
+    for function in (trainer.step, lambda x: models["m"](x)):
+        function = torch.compile(function, backend="torch_blocked")
+        for _ in range(2):
+            assert_close(function(x), dense(model(x)))
+            model.layers.b.bias.add_(1)
+
+
+@both
+@torch.no_grad()
 def test_models_of_one_class(blocked, reads):
     """They share the code and one convolution, and have the rest for themselves."""
     models, x = [classifier() for _ in range(3)], images()

@@ -26,7 +26,7 @@ def draw(number):
     dilations = (1, 1, 1, 2, 3) if rank == 3 else (1, 1, 1, 2, 3, 13)
     stride, dilation = ([rng.choice(values) for _ in range(rank)] for values in ((1, 1, 2, 3, 4), dilations))
     padding = [rng.choice((0, 0, 1, 2, 3) if d < 13 else (0, 3, d)) for d in dilation]
-    output_padding = [rng.randrange(s) if transposed else 0 for s in stride]
+    output_padding = [rng.randrange(max(s, d)) if transposed else 0 for s, d in zip(stride, dilation, strict=True)]
     reaches = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     if transposed:  # src is what dst of a pixel or more wants, else as large as the padded windows
         least = [max(1, -(-(2 * p - r + 1) // s) + 1) for p, r, s in zip(padding, reaches, stride, strict=True)]

@@ -99,12 +99,12 @@ struct RowTileCounts {
 
 // A vector of weights is loaded for each call's pixels: of a narrow image few. Taps that read padding are left out,
 // which with a stride of 1, and borders on both sides, saves only what their narrow calls lose, unless the filter is so
-// dilated that there are some columns of these.
+// dilated that whole calls see only padding.
 double direct_seconds(const Conv& c) {
   constexpr int64_t wide = 6;
   double part = 1;
   if (c.stride_h > 1 || c.dilation_h >= wide) part *= inside(c.ih, c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h);
-  if (c.stride_h > 1 || c.dilation_w >= wide) part *= inside(c.iw, c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
+  if (c.stride_w > 1 || c.dilation_w >= wide) part *= inside(c.iw, c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
   return product_seconds(c, pixels(c), taps(c), part * (1 + 1 / call_cols(c)));
 }
 

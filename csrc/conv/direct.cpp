@@ -3,10 +3,10 @@
 // A tile of dst rows is computed from some channel blocks of src after the other, all output channels, two blocks at a
 // time, while these are in the cache. Most src is read from a window (window.h), a copy with its padding; in place
 // where no call of a kernel sees padding beside src: without padding, height and width as one long row where they are
-// one in src and dst, or where the columns of dst are cut where the filter's columns begin to see src or cease to. Nor
-// do groups of a stride of 2 need a window: they have so few products for a pixel that the copy would take a tenth of
-// the time. With a depth each plane of dst is by itself: every pair of a channel block and a plane of the filter counts
-// as a channel block.
+// one in src and dst, or where the columns of dst are cut where the filter's columns begin to see src or cease to
+// (windows, too, are computed by such columns where that is less work). Nor do groups of a stride of 2 need a window:
+// they have so few products for a pixel that the copy would take a tenth of the time. With a depth each plane of dst is
+// by itself: every pair of a channel block and a plane of the filter counts as a channel block.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -76,7 +76,7 @@ struct Plan {
   PaddedPostOps post_ops;
   bool stream;                   // dst, past the caches: where each element is one sum, written once
   int64_t ic_blocks, oc_blocks;  // of a group; those of ic times the filter's depth
-  int64_t ic_chunk;              // channel blocks in a window
+  int64_t ic_chunk;              // channel blocks of src at a time, in a window or in place
   int64_t units, tile;           // dst rows (flat: runs of kernels.cols pixels) of a plane; the most in a tile
   bool split_oc;                 // threads share the output channels, not the tiles
 
@@ -115,14 +115,14 @@ Plan::Plan(const Conv& c)
       apart(in_place || strided ? 1 : rows_apart(c)),
       window(c, c.block, false, apart),
       post_ops(c) {
-  flat = in_place && c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.pad_h == 0 && c.dst_step() == 1 &&
+  flat = in_place && c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.pad_h == 0 && c.pad_w == 0 && c.dst_step() == 1 &&
          c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
          (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
   ic_blocks = c.group_ic_blocks();
   oc_blocks = group_oc_blocks(c);
   choose_tiles();
   list_taps();
-  stream = streams_dst(c) && ic_chunk == ic_blocks && ic_blocks <= sum_blocks(c, c.kh * c.kw);
+  stream = streams_dst(c) && ic_blocks <= sum_blocks(c, c.kh * c.kw);
 }
 
 // The first dst column after `col` that some column of the filter begins to see src from, or ceases to.
@@ -137,8 +137,8 @@ int64_t next_border(const Conv& c, int64_t col) {
   return next;
 }
 
-// Columns that see the same columns of the filter, if that is no more work than all columns of both, which see padding,
-// too. Returns whether none sees padding.
+// Cuts dst into columns that see the same columns of the filter, if that is no more work than all columns of dst with
+// all of the filter, padding included. Returns whether it is cut so: then no call sees padding beside src.
 bool Plan::choose_segments() {
   const Conv& c = conv;
   int64_t work = 0;
@@ -202,7 +202,7 @@ struct Tile {
   int64_t ic_begin, ic_end;
   const float* src;  // the window's first channel block, or src in place where the first tap of this tile reads it
   int64_t src_block, src_row;
-  const float *next = nullptr, *next_end = nullptr;  // what is to be fetched of the src that is copied after this
+  const float *next = nullptr, *next_end = nullptr;  // what is to be fetched of the src that is read after this
 
   // Floats from the beginning of dst to its plane of an output channel block.
   int64_t dst(const Conv& c, int64_t oc_block) const {
@@ -268,8 +268,9 @@ ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, in
 }
 
 // One or two output channel blocks over the whole tile. Of an odd number of rows the one with the fewest taps, the
-// first or the last, is by itself. The first call fetches its own weights; the last two theirs that are read after
-// these, at `next`, of one block each: so memory is busy then, too, and what is evicted for them is not read again.
+// first or the last, is by itself. The first call fetches its own weights; the last ones of the last row those that are
+// read after these, at `next`, the last two a block each: so memory is busy then, too, and what is evicted for them is
+// not read again.
 void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks, const float* next, bool prefetch) {
   const Conv& c = plan.conv;
   ConvArgs a = shared_args(plan, tile, first_block, blocks);
@@ -307,7 +308,8 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
           a.next = tile.next;
           tile.next += a.nblocks * a.ntaps * a.lanes * c.block;
         } else if (row + begin > 0 && next && last && call + 2 >= calls.number) {
-          a.next = next + (call + 1 == calls.number) * a.wei_block;
+          a.next = next + (calls.number > 1 && call + 1 == calls.number ? a.wei_block : 0);
+          a.next_block = calls.number > 1 ? 0 : a.wei_block;
         }
         kernels[cols - 1](a);
       }

@@ -1,5 +1,6 @@
-// Winograd convolution of groups, 3x3 of stride 1 or 2: the steps of winograd.cpp, for the channels of one group at a
-// time, or of a block of whole groups, which is called a group here, too: its lanes are multiplied as in depthwise.cpp.
+// Winograd convolution of groups, 3x3 of stride 1, dilated or not, or 2: the steps of winograd.cpp, for the channels of
+// one group at a time, or of a block of whole groups, which is called a group here, too: its lanes are multiplied as in
+// depthwise.cpp.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"

@@ -42,7 +42,7 @@ struct TileAxis {
   }
   // How many pixels of the tile whose first is this one there are.
   int64_t inside(int64_t first) const { return std::clamp<int64_t>(pixels(size - first), 0, m); }
-  // How many of the first n pixels are a dilation apart, from the first on: without a division where all are.
+  // How many of n pixels in a row are of the first one's phase; at most 0 of none. Where all are, without a division.
   int64_t pixels(int64_t n) const { return dilation == 1 ? n : (n + dilation - 1) / dilation; }
 };
 

@@ -25,7 +25,8 @@ struct Epilogue {
   bool clamp = false, residual_last = false;
 };
 
-// One tap, or a row of neighbouring taps: offsets of its first src pixel and of its first vector of weights.
+// One tap, or (depthwise) a row of neighbouring ones: offsets of its first src pixel and of its first vector of
+// weights.
 struct Tap {
   int64_t src, wei;
 };
@@ -49,7 +50,7 @@ struct ConvArgs {
   const float* wei;
   int64_t wei_block;     // to the next block of output channels
   int64_t wei_ic_block;  // from one ic block to the next
-  // As much as a block's weights of what later calls read, fetched at the pace of this call's own weights; null for
+  // As much as a block's weights of what later calls read, laid out as this call's and fetched at their pace; null for
   // those of this call itself, some way ahead.
   const float* next = nullptr;
   int64_t next_block = 0;  // where it is not 0, as much of a second block, so far behind the first

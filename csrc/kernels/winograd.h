@@ -1,6 +1,7 @@
 // Winograd's transforms F(m x m, 3 x 3) for m = 2 and 4 (Lavin and Gray, "Fast Algorithms for Convolutional Neural
 // Networks", arXiv:1509.09308): a tile of (m + 2) x (m + 2) src pixels gives m x m dst pixels by (m + 2)^2
 // multiplications instead of 9 m^2, and as many give what it adds to the gradient with respect to the nine weights.
+// Of a dilated filter the pixels of both are a dilation apart.
 // Of stride 2 the outer taps of a row of the filter read the even pixels of src, the middle one the odd: F(m, 2), of
 // m + 1 multiplications, and m as they are, so (2 m + 1)^2 for a tile of as many pixels: 25 instead of 36, 81 of 144.
 // Each transform works on all channels of one block at a time, one table per ISA tier.

@@ -43,7 +43,7 @@ _recording = threading.local()
 def recorded(counters: Mapping[int, Tensor]) -> Iterator[list[Run]]:
     """Lists the runs in this thread inside the ``with`` block.
 
-    A write to a counter is one to the parameter of this id.
+    counters: by the id of a parameter, a tensor a write to which means one to the parameter.
     """
     before, _recording.recorded = getattr(_recording, "recorded", None), ([], counters)
     try:

@@ -161,7 +161,7 @@ class ModelCall:
 
     def _read(self, model: object, seen: Seen | None, args: Sequence) -> object:
         """The call with all parameters; notes what was computed from them."""
-        if not isinstance(model, nn.Module):  # called with them
+        if isinstance(model, Tensor):  # called with them
             return self._compiled(*args)
         parameters, rest = iter(self._parameters(model)), enumerate(args)
         given = [next(parameters) if at in self._held else argument for at, argument in rest]
@@ -174,7 +174,7 @@ class ModelCall:
         physical = [_physical(given[at]) for at in self._held] if noted else []
         # Before the call: what another thread writes to them meanwhile is then seen at the next one.
         contents = Contents([*physical, *counters.values()]) if noted else None
-        with recorded(counters) as runs:
+        with recorded(counters) as runs:  # for the counters alone, where nothing is noted
             answers = self._compiled(*given)
         if noted:
             seen.known = self._known(contents, {id(p) for p in physical}, given, runs, answers)
