@@ -304,6 +304,7 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
         if (residual) a.epilogue.residual = residual + pixel;
         a.dst = c.dst + dst + pixel;
         a.next = nullptr;
+        a.next_block = 0;
         if (row + begin > 0 && tile.next < tile.next_end) {
           a.next = tile.next;
           tile.next += a.nblocks * a.ntaps * a.lanes * c.block;
