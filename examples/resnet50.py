@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_blocked as tb
-from torch_blocked.benchmark.models import Bottleneck, ResNet
+from torch_blocked.benchmark.networks import Bottleneck, ResNet
 
 
 def make_model(weights: Path | None, seed: int = 0) -> ResNet:

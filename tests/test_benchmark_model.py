@@ -13,7 +13,7 @@ from test_benchmark import tiny
 
 import torch_blocked as tb
 from torch_blocked.__main__ import main
-from torch_blocked.benchmark import apart, machine, model, models, report
+from torch_blocked.benchmark import apart, machine, model, models, networks, report
 from torch_blocked.benchmark.contestants import CONTESTANTS, Contestant, blocked, nchw
 
 
@@ -62,7 +62,7 @@ def test_package(monkeypatch):
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package",
                         lambda program, package_path: programs.append(program) or package_path)  # fmt: skip
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda file: programs[-1].module())
-    case = model.Case("unet", models.MODELS["unet"], 1, (3, 32, 32))
+    case = model.Case("unet", networks.MODELS["unet"], 1, (3, 32, 32))
     rows = model.measure(["nchw", "blocked package"], case, rounds=1)
     assert len(programs) == 1 and rows[1]["difference"] < 1e-5 and "reorders" not in rows[1]
 
@@ -215,10 +215,10 @@ PARAMETERS = {
 
 
 def test_models_have_torchvisions_parameters():
-    assert list(PARAMETERS) == list(models.MODELS)
+    assert list(PARAMETERS) == list(networks.MODELS)
     for name, (count, names) in PARAMETERS.items():
         with torch.device("meta"):
-            model = models.MODELS[name]()
+            model = networks.MODELS[name]()
             size = model.eval()(torch.empty(2, 3, 64, 96)).shape
         assert sum(p.numel() for p in model.parameters()) == count, name
         assert set(names.split()) <= set(model.state_dict()), name

@@ -13,7 +13,7 @@ from torch import nn
 from training_cases import sgd
 
 import torch_blocked as tb
-from torch_blocked.benchmark.models import BasicBlock, ResNet
+from torch_blocked.benchmark.networks import BasicBlock, ResNet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

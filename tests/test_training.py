@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from training_cases import assert_alike, batches, pair, plain_step, sgd, train
 
 import torch_blocked as tb
-from torch_blocked.benchmark.models import BasicBlock, ResNet
+from torch_blocked.benchmark.networks import BasicBlock, ResNet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

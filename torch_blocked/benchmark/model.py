@@ -24,7 +24,8 @@ from torch_blocked import library
 from torch_blocked.benchmark import apart, machine
 from torch_blocked.benchmark.contestants import CONTESTANTS, Answer
 from torch_blocked.benchmark.measure import medians
-from torch_blocked.benchmark.models import MODELS, build, factory, first_line, settle
+from torch_blocked.benchmark.models import build, factory, first_line, settle
+from torch_blocked.benchmark.networks import MODELS
 from torch_blocked.benchmark.report import (
     Column,
     Row,

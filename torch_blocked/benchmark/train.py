@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 import torch_blocked as tb
 from torch_blocked.benchmark.measure import in_turn
-from torch_blocked.benchmark.models import MODELS, build, factory, first_line
+from torch_blocked.benchmark.models import build, factory, first_line
+from torch_blocked.benchmark.networks import MODELS
 from torch_blocked.benchmark.report import Column, Row, UsageError, add_options, positive, ratios, run_cases
 
 PHASES = ("forward", "backward", "update")

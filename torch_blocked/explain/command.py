@@ -10,7 +10,8 @@ from torch import nn
 
 import torch_blocked as tb
 from torch_blocked.benchmark.measure import num_threads
-from torch_blocked.benchmark.models import MODELS, build, factory, first_line
+from torch_blocked.benchmark.models import build, factory, first_line
+from torch_blocked.benchmark.networks import MODELS
 from torch_blocked.benchmark.report import UsageError, output_file, positive
 from torch_blocked.explain.report import Report
 
