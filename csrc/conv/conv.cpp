@@ -70,9 +70,8 @@ static std::string reason(const Conv& conv, double uses) {
   if (without_packing(conv).seconds == nullptr) return "the first of the list that takes these formats";
   const auto can = [&](const auto& entry) { return entry.algorithm->can(conv); };
   if (std::none_of(std::begin(winograd_algorithms), std::end(winograd_algorithms), can))
-    return "Winograd takes 3x3 kernels of stride 1 and, if not dilated, 2, groups of whole blocks or parts of one; of "
-           "a "
-           "plain src wide kernels";
+    return "Winograd takes 3x3 kernels of stride 1 and, if not dilated, 2, groups of whole blocks or parts of one; "
+           "of a plain src wide kernels";
   if (mode == Winograd::Never) return "Winograd is off";
   const Algorithm& otherwise = without_packing(conv);
   std::string estimates = std::string("estimates: ") + otherwise.name + " " + milliseconds(otherwise.seconds(conv));

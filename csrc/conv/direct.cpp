@@ -144,7 +144,7 @@ bool Plan::choose_segments() {
   int64_t work = 0;
   for (int64_t col = 0, cols; col < c.ow && !strided; col += cols) {
     cols = next_border(c, col) - col;
-    segments.push_back({col, cols, tap_cols(c, col, 1), 0});
+    segments.push_back({col, cols, tap_cols(c, col), 0});
     work += segments.back().width() * work_of_tap(1, 2, cols, kernels.cols);
   }
   if (!strided && work <= c.kw * work_of_tap(1, 2, c.ow, kernels.cols)) return true;

@@ -20,14 +20,14 @@ inline TapRange taps_inside(int64_t first, int64_t last, int64_t size, int64_t t
 }
 
 // The filter's rows from any of `rows` dst rows, from row oh on each `apart` rows from the one before; its columns from
-// any of `cols` dst columns.
+// one dst column.
 inline TapRange tap_rows(const Conv& c, int64_t oh, int64_t rows, int64_t apart = 1) {
   const int64_t first = oh * c.stride_h - c.pad_h;
   return taps_inside(first, first + (rows - 1) * apart * c.stride_h, c.ih, c.kh, c.dilation_h);
 }
-inline TapRange tap_cols(const Conv& c, int64_t ow, int64_t cols) {
+inline TapRange tap_cols(const Conv& c, int64_t ow) {
   const int64_t first = ow * c.stride_w - c.pad_w;
-  return taps_inside(first, first + (cols - 1) * c.stride_w, c.iw, c.kw, c.dilation_w);
+  return taps_inside(first, first, c.iw, c.kw, c.dilation_w);
 }
 
 // Layout of one channel block (or, of a plain src, one channel): [row][phase][column][element].
