@@ -142,6 +142,7 @@ class Ranges {
 template <class Body>
 void parallel_for(int64_t n, int64_t nthreads, const Body& body, int64_t least = 1) {
   if (n == 0) return;
+  if (nthreads == 1 || n == 1) return parallel(1, [&](int64_t, int64_t) { body(0, n); });
   Ranges ranges(n, nthreads, least);
   parallel(std::min(n, nthreads), [&](int64_t thread, int64_t team) {
     int64_t begin = 0, end = n;

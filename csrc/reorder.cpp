@@ -65,6 +65,9 @@ ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t e
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto transpose = transpose_of(kernels, plan.element_size);
   const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
+  if (!plan.shares.empty() && kernels.has_pick())
+    return kernels.permute(src, plan.repeated.src, dst, plan.repeated.dst, count,
+                           rows.size * cols.size * plan.element_size, plan.shares.data());
   Matrix matrix{src,
                 rows.src,
                 dst,
@@ -195,11 +198,14 @@ void choose(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_
   throw std::logic_error("reorder: the reference takes every pair");
 }
 
+// A sum of products that do not wait for each other.
 uint64_t hash(const MemoryDesc& md, uint64_t hash) {
-  const auto add = [&](int64_t value) { hash = (hash ^ uint64_t(value)) * 0x9e3779b97f4a7c15; };
+  constexpr uint64_t odd = 0x9e3779b97f4a7c15;
+  uint64_t factor = odd;
+  const auto add = [&](int64_t value) { hash += uint64_t(value) * (factor += 2 * odd); };
   for (int d = 0; d < md.ndims; d++) add(md.dims[d]), add(md.strides[d]);
   for (int i = 0; i < md.inner_nblks; i++) add(md.inner_blks[i] * max_ndims + md.inner_idxs[i]);
-  return hash;
+  return hash * odd;
 }
 
 // A model makes the same few reorders again and again, and of small tensors the plan takes as long as the moves. Each
@@ -224,13 +230,12 @@ Span span_of(const Axis& axis, int64_t begin) {
 class TileLoop {
  public:
   TileLoop(const Plan& plan, const char* src, char* dst, int64_t first)
-      : plan_(plan),
-        axes_(plan.axes),
-        tile_of_chunk_(first % plan.chunk_tiles),
-        src_(src),
-        dst_(dst),
-        places_(axes_.size()) {
-    for (size_t a = axes_.size(); a-- > 0; first /= axes_[a].steps()) move(a, first % axes_[a].steps() * axes_[a].step);
+      : plan_(plan), axes_(plan.axes), tile_of_chunk_(first % plan.chunk_tiles), src_(src), dst_(dst) {
+    for (size_t a = axes_.size(); a-- > 0;) {
+      const int64_t steps = first > 0 ? axes_[a].steps() : 1;
+      move(a, first % steps * axes_[a].step);
+      first /= steps;
+    }
   }
 
   void next() {
@@ -293,7 +298,7 @@ class TileLoop {
   int in_padding_ = 0;  // axes whose place is past their logical dim
   Span row_span_{}, col_span_{};
   int64_t count_ = 1;
-  std::vector<Place> places_;
+  std::array<Place, max_axes> places_;
 };
 
 bool has_elements(const MemoryDesc& md) {

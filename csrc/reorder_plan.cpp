@@ -280,6 +280,28 @@ bool plan_tiles(Plan& plan) {
   return true;
 }
 
+// Where the repeated tiles are small and dense on both sides. Of wider elements a transpose takes less time.
+void find_shares(Plan& plan) {
+  const Axis &rows = plan.axis(Role::Rows), &cols = plan.axis(Role::Cols);
+  const int64_t size = plan.element_size, src_row = cols.dim * size, dst_row = rows.dim * size;
+  const int64_t bytes = rows.dim * src_row;
+  constexpr int64_t vector = 64;
+  const auto is_whole = [](const Axis& axis) { return axis.dim == axis.padded && axis.steps() == 1; };
+  if (size > 2 || !is_whole(rows) || !is_whole(cols) || bytes < vector || bytes > most_permuted) return;
+  if (!rows.src.affine() || rows.src.stride != src_row || !cols.dst.affine() || cols.dst.stride != dst_row) return;
+  const int64_t vectors = (bytes + vector - 1) / vector;
+  plan.shares.resize(vectors * vectors);
+  const auto begin = [&](int64_t v) { return std::min(v * vector, bytes - vector); };
+  for (int64_t d = 0; d < vectors; d++)
+    for (int64_t i = 0; i < vector; i++) {
+      const int64_t to = begin(d) + i, row = to % dst_row / size, col = to / dst_row;
+      const int64_t from = row * src_row + col * size + to % size, s = from / vector;
+      Share& share = plan.shares[d * vectors + s];
+      share.places[i] = from - begin(s);
+      share.mask[i] = 0xff;
+    }
+}
+
 // Where tiles are small, some of the innermost loop becomes the kernel's own.
 void find_repeats(Plan& plan) {
   const auto several = [](const Axis& axis) { return axis.steps() > 1; };
@@ -295,6 +317,7 @@ void find_repeats(Plan& plan) {
   const auto calls = int64_t(std::bit_ceil(uint64_t(inner->dim + count - 1) / count));
   inner->step = (inner->dim + calls - 1) / calls;
   plan.repeated = {inner->src.stride, inner->dst.stride};
+  find_shares(plan);
 }
 
 bool adjacent(const Axis& axis, const Offsets& offsets, int64_t element_size) {

@@ -52,8 +52,12 @@ struct Axis {
   int64_t step = 1;                                 // indices of one tile
   bool src_adjacent = false, dst_adjacent = false;  // a tile's are known to lie side by side: they need no table
 
-  int64_t steps() const { return (padded + step - 1) / step; }
+  int64_t steps() const { return padded <= step ? 1 : (padded + step - 1) / step; }
 };
+
+// Of a logical axis one for each part between two borders of its inner blocks, of which src and dst have max_ndims
+// each.
+constexpr size_t max_axes = 3 * max_ndims;
 
 using Picks = std::vector<Pick>;
 
@@ -63,6 +67,7 @@ struct Plan {
   int64_t src_bytes = 0;              // from the first element of src to the end of the last
   int64_t group = 1, run = 0;         // of an interleave: elements in a group, and groups in a run of them
   Picks picks = {}, last_picks = {};  // of a tile's rows, and of the last, shorter tile's; empty where there are none
+  std::vector<Share> shares = {};     // of a tile that is one small block on both sides; empty where it is not
   std::vector<Axis> axes = {};        // outermost loop first
   // Where src is read in chunks, pieces of memory that follow each other: the bytes and the tiles of one, which the
   // loops from `chunk_loop` on make. 0 bytes where it is not.

@@ -38,12 +38,35 @@ int64_t fetch_ahead(const Matrix& matrix, int64_t row_bytes) {
   return (least + matrix_bytes - 1) / matrix_bytes * matrix_bytes;
 }
 
+bool are_even(const Matrix& matrix) { return matrix.src_rows.stride != 0 && matrix.dst_rows.stride != 0; }
+
+// Whether a tile of `rows` src rows finds them sooner by their distance than in a table, which is read like src, and
+// where a tile is narrow as often. Not many rows of a page or more each: the compiler adds up distances, and the last
+// of rows in no cache is asked for late.
+bool are_found_by_distance(const Matrix& matrix, int64_t rows) {
+  return are_even(matrix) && (rows <= 16 || matrix.src_rows.stride < 4096);
+}
+
+// The offsets of the rows from `row` on, or where they are `even` their distance; these count from the first.
+template <bool even, class Byte>
+[[gnu::always_inline]] inline auto rows_from(const RowOffsets& rows, int64_t row, Byte*& base) {
+  if constexpr (even) {
+    base += rows.each[0] + row * rows.stride;
+    return EvenRows{rows.stride};
+  } else {
+    return rows.each + row;
+  }
+}
+
 // The tile that begins in row r and column c.
-template <class Tile, bool stream>
+template <class Tile, bool stream, bool even>
 [[gnu::always_inline]] inline void transpose_tile(const Matrix& matrix, int64_t r, int64_t c, const char*& next_src) {
   if (stream || next_src != nullptr) fetch<Tile>(matrix, r, c, next_src);
-  Tile::template run<stream>(matrix.src + c * Tile::element_size, matrix.src_rows.each + r,
-                             matrix.dst + r * Tile::element_size, matrix.dst_rows.each + c);
+  const char* src = matrix.src + c * Tile::element_size;
+  char* dst = matrix.dst + r * Tile::element_size;
+  const auto src_rows = rows_from<even>(matrix.src_rows, r, src);
+  const auto dst_rows = rows_from<even>(matrix.dst_rows, c, dst);
+  Tile::template run<stream>(src, src_rows, dst, dst_rows);
 }
 
 // The same, wherever that is. Gives next_src as it is after: by reference it would be in memory in every loop over
@@ -63,10 +86,10 @@ template <class Tile, bool stream>
   return next_src;
 }
 
-template <class Tile, bool stream>
+template <class Tile, bool stream, bool even>
 const char* move_tile(const Matrix& matrix, int64_t r, int64_t c, const char* next_src) {
   if (matrix.rows - r < Tile::rows) return move_padded_tile<Tile, stream>(matrix, r, c, next_src);
-  transpose_tile<Tile, stream>(matrix, r, c, next_src);
+  transpose_tile<Tile, stream, even>(matrix, r, c, next_src);
   return next_src;
 }
 
@@ -96,16 +119,16 @@ Edge edge_of(int64_t left, int64_t all, MoveTile* tile, int64_t tile_size, MoveT
 }
 
 // At least one tile. A few dst rows at a time, each in its full length, or with `along_src` a few src rows.
-template <class Tile, class NarrowTile, class ShortTile, bool stream>
+template <class Tile, class NarrowTile, class ShortTile, bool stream, bool even>
 void transpose_tiles(Matrix matrix, const char* next_src, bool along_src) {
   using Column = OneColumn<typename Tile::Element, Tile::rows, Tile::cols>;
   using Row = OneRow<typename Tile::Element, Tile::cols>;
   constexpr int tile_rows = Tile::rows, tile_cols = Tile::cols;
-  MoveTile* const tile = move_tile<Tile, stream>;
-  const Edge right = edge_of(matrix.cols % tile_cols, matrix.cols, tile, tile_cols, move_tile<NarrowTile, stream>,
-                             NarrowTile::cols, move_tile<Column, stream>);
+  MoveTile* const tile = move_tile<Tile, stream, even>;
+  const Edge right = edge_of(matrix.cols % tile_cols, matrix.cols, tile, tile_cols, move_tile<NarrowTile, stream, even>,
+                             NarrowTile::cols, move_tile<Column, stream, even>);
   const Edge bottom = edge_of(matrix.padded_rows % tile_rows, matrix.padded_rows, tile, tile_rows,
-                              move_tile<ShortTile, stream>, ShortTile::rows, move_tile<Row, stream>);
+                              move_tile<ShortTile, stream, even>, ShortTile::rows, move_tile<Row, stream, even>);
   Matrix whole = matrix;  // in registers: no function is called with it
   whole.rows -= whole.rows % tile_rows, whole.cols -= whole.cols % tile_cols;
   const bool has_bottom = whole.rows < matrix.padded_rows;
@@ -125,11 +148,11 @@ void transpose_tiles(Matrix matrix, const char* next_src, bool along_src) {
     if (ahead > 0) next_src = whole.src + ahead;
     if (along_src) {
       for (int64_t r = 0; r < whole.rows; r += tile_rows)
-        for (int64_t c = 0; c < whole.cols; c += tile_cols) transpose_tile<Tile, stream>(whole, r, c, next_src);
+        for (int64_t c = 0; c < whole.cols; c += tile_cols) transpose_tile<Tile, stream, even>(whole, r, c, next_src);
       for (int64_t c = 0; has_bottom && c < whole.cols; c += tile_cols) move_bottom(c);
     } else {
       for (int64_t c = 0; c < whole.cols; c += tile_cols) {
-        for (int64_t r = 0; r < whole.rows; r += tile_rows) transpose_tile<Tile, stream>(whole, r, c, next_src);
+        for (int64_t r = 0; r < whole.rows; r += tile_rows) transpose_tile<Tile, stream, even>(whole, r, c, next_src);
         if (has_bottom) move_bottom(c);
       }
     }
@@ -148,12 +171,49 @@ void transpose_elements(Matrix matrix) {
     }
 }
 
-// Along src where a cache line of it holds some tiles' columns, or where a tile has all rows.
+// The last tile of a row or a column overlaps the one before it. By numbers, which stay in registers.
+template <class Tile>
+[[gnu::noinline]] void move_overlapping_tiles(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
+                                              int64_t dst_stride, int64_t next_in_dst, int64_t rows, int64_t cols,
+                                              int64_t count) {
+  constexpr int64_t size = Tile::element_size;
+  for (; count > 0; count--, src += next_in_src, dst += next_in_dst)
+    for (int64_t c = 0; c < cols; c += Tile::cols) {
+      const int64_t col = std::min(c, cols - Tile::cols);
+      for (int64_t r = 0; r < rows; r += Tile::rows) {
+        const int64_t row = std::min(r, rows - Tile::rows);
+        Tile::template run<false>(src + row * src_stride + col * size, EvenRows{src_stride},
+                                  dst + col * dst_stride + row * size, EvenRows{dst_stride});
+      }
+    }
+}
+
+// False where the matrix has not a tile's rows or columns, or they are not even.
+template <class Tile>
+bool transpose_overlapping(const Matrix& matrix) {
+  const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+  if (rows != padded_rows || rows < Tile::rows || cols < Tile::cols || !are_even(matrix)) return false;
+  move_overlapping_tiles<Tile>(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0],
+                               dst_rows.stride, next_in_dst, rows, cols, count);
+  return true;
+}
+
+// Whether the last tile of so many rows or columns would do little that the one before it did.
+bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all % tile > tile / 2; }
+
+// By tiles that overlap where little is done twice, else with smaller ones at the edges: along src where a cache line
+// of it holds some tiles' columns, or where a tile has all rows.
 template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
 void transpose_tiles(const Matrix& matrix, Traffic traffic) {
-  const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true>
-                                  : transpose_tiles<Tile, NarrowTile, ShortTile, false>;
+  const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true, false>
+                   : are_found_by_distance(matrix, Tile::rows)
+                       ? transpose_tiles<Tile, NarrowTile, ShortTile, false, true>
+                       : transpose_tiles<Tile, NarrowTile, ShortTile, false, false>;
   const bool in_a_line = matrix.cols > Tile::cols && matrix.cols * Tile::element_size <= 64;
+  const bool is_whole = matrix.rows % Tile::rows == 0 && matrix.cols % Tile::cols == 0;
+  if (!traffic.stream && !in_a_line && !is_whole && overlaps_little(matrix.rows, Tile::rows) &&
+      overlaps_little(matrix.cols, Tile::cols) && transpose_overlapping<Tile>(matrix))
+    return;
   run(matrix, traffic.next_src, in_a_line || matrix.padded_rows <= Tile::rows);
 }
 
@@ -210,6 +270,28 @@ bool transpose_dense(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
+// Blocks of up to 16 bytes that are permuted (reorder_pick.h): from more, or to blocks of 16 channels, a tile needs no
+// fewer shuffles. False where they are others, or where this CPU has no such permutation.
+template <class T, int block>
+bool transpose_permuted(const Matrix& matrix, Traffic traffic) {
+#if defined(CPU_CAPABILITY_AVX512)
+  constexpr int64_t block_bytes = block * sizeof(T);
+  if constexpr (sizeof(T) <= 2 && block_bytes <= 16) {
+    using Blocks = PermutedBlocks<T, block>;
+    const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+    if (traffic.stream || rows != padded_rows || !are_even(matrix) || !has_pick()) return false;
+    const auto run = cols == block && src_rows.stride == block_bytes && rows > Blocks::pixels / 2
+                         ? Blocks::template run<false>
+                     : block == 8 && rows == block && dst_rows.stride == block_bytes && cols > Blocks::pixels / 2
+                         ? Blocks::template run<true>
+                         : nullptr;
+    if (run != nullptr) run(matrix);
+    return run != nullptr;
+  }
+#endif
+  return false;
+}
+
 // All columns by one tile, which has room for up to twice as many.
 template <class Tile>
 void transpose_halves(const Matrix& matrix) {
@@ -247,6 +329,18 @@ bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
+// Blocks of few pixels that follow each other, to rows of as few: weights of depthwise convolutions. False where they
+// are others.
+template <class T, int block>
+bool transpose_few_rows(const Matrix& matrix, Traffic traffic) {
+  constexpr int size = sizeof(T), bytes = block * size;
+  constexpr int64_t few = 16;
+  if (traffic.stream || matrix.count == 1 || matrix.cols != block || matrix.rows > few) return false;
+  if constexpr (size <= 4 && bytes >= 16 && bytes <= vector_bytes)
+    return transpose_overlapping<FromWideRows<T, bytes, std::min(8, 16 / size), false>>(matrix);
+  return false;
+}
+
 // Whether more than eight of `together` rows begin in one place of the first cache: of lines that are a multiple of
 // 4096 bytes apart it keeps 8 or 12.
 bool aliased(const int64_t* offsets, int64_t n, int64_t together) {
@@ -254,14 +348,18 @@ bool aliased(const int64_t* offsets, int64_t n, int64_t together) {
 }
 
 // Rows that push each other out of the first cache. So of src some lines are read of a few rows at a time, which one of
-// 12 ways gains nothing by, and of dst a few rows are written. False where there are none, or where dst goes past the
-// caches.
+// 12 ways gains nothing by, but where the tiles of others are so narrow that they read each line four times; and of dst
+// a few rows are written. False where there are none, or where dst goes past the caches.
 template <class T>
 bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), vector = vector_bytes / size;
   if constexpr (vector_bytes >= 32) {
     if (traffic.stream) return false;
     const bool few_ways = caches().l1 <= 8 * 4096;
+    if constexpr (size == 1 && vector_bytes == 64)
+      if (!few_ways && aliased(matrix.src_rows.each, matrix.rows, 128) &&
+          transpose_overlapping<FromWideRows<T, 64, 16, false>>(matrix))
+        return true;
     if (few_ways && aliased(matrix.src_rows.each, matrix.rows, std::max(vector, 16)) && matrix.cols >= vector) {
       using Tile = std::conditional_t<(size <= 4), FromWideRows<T, 32, 8, false>, ToWideRows<T, vector_bytes, vector>>;
       constexpr int64_t some = 256 / size;  // four lines
@@ -271,7 +369,7 @@ bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
         part.src += first * size;
         part.dst_rows = matrix.dst_rows.from(first);
         part.cols = std::min(some, matrix.cols - first);
-        transpose_tiles<Tile, Tile, Tile, false>(part, nullptr, true);
+        transpose_tiles<Tile, Tile, Tile, false, false>(part, nullptr, true);
       }
       return true;
     }
@@ -295,6 +393,10 @@ void transpose(const Matrix& matrix, Traffic traffic) {
     const auto three = traffic.stream ? transpose_three<T, true> : transpose_three<T, false>;
     if (three(matrix, traffic.src_end)) return;
   }
+  if (transpose_few_rows<T, 16>(matrix, traffic)) return;
+  if (transpose_few_rows<T, 8>(matrix, traffic)) return;
+  if (transpose_permuted<T, 16>(matrix, traffic)) return;
+  if (transpose_permuted<T, 8>(matrix, traffic)) return;
   if (transpose_dense<T, 8>(matrix, traffic)) return;
   if (transpose_dense<T, 4>(matrix, traffic)) return;
   if (transpose_dense<T, 2>(matrix, traffic)) return;
@@ -468,6 +570,7 @@ const ReorderKernels TORCH_BLOCKED_TIER_NAME(reorder_kernels) = {
     has_pick,
     interleave_picked,
     deinterleave_picked,
+    permute_blocks,
 };
 
 }  // namespace torch_blocked

@@ -41,6 +41,13 @@ struct Pick {
 // Of a row: then the rows of a tile, src and dst are within a first cache.
 constexpr int64_t most_picks = 10;
 
+// A block of some vectors whose bytes change places: what vector d of dst has of vector s of src. The last vector of a
+// block may overlap the one before it.
+struct Share {
+  alignas(64) uint8_t places[64], mask[64];  // mask: 0xff where the byte is of this vector
+};
+constexpr int64_t most_permuted = 5 * 64;  // bytes: of more vectors a transpose takes less time
+
 // All offsets are in bytes.
 struct ReorderKernels {
   // For each row r: size bytes from src + src_rows[r] to dst + dst_rows[r], then zeros up to padded_size bytes.
@@ -63,6 +70,10 @@ struct ReorderKernels {
   using DeinterleavePicked = void(const char* src, const int64_t* src_lines, int64_t lines, char* dst,
                                   const int64_t* dst_rows, int64_t rows, const Pick* picks, int64_t npicks);
 
+  // `count` blocks of `bytes` bytes, from 64 to most_permuted; of each vector of dst the shares of all of src.
+  using Permute = void(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count,
+                       int64_t bytes, const Share* shares);
+
   CopyRows* copy_rows;
   Transpose* transpose_1;  // by element size
   Transpose* transpose_2;
@@ -73,9 +84,10 @@ struct ReorderKernels {
   Interleave* interleave_2;
   Deinterleave* deinterleave_1;
   Deinterleave* deinterleave_2;
-  bool (*has_pick)();  // whether this CPU has what the next two need
+  bool (*has_pick)();  // whether this CPU has what the next three need
   InterleavePicked* interleave_picked;
   DeinterleavePicked* deinterleave_picked;
+  Permute* permute;
 };
 
 TORCH_BLOCKED_DECLARE_KERNELS(ReorderKernels, reorder_kernels);

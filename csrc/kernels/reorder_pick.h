@@ -1,9 +1,11 @@
-// Interleaves (reorder_interleave.h) by permutations of any bytes of two vectors, for CPUs that have them (AVX-512
-// VBMI): the elements of a group meet within the src row, then groups are transposed as words. Back, in the other
-// order.
+// Permutations of any bytes of one or two vectors, for CPUs that have them (AVX-512 VBMI). Interleaves
+// (reorder_interleave.h): the elements of a group meet within the src row, then groups are transposed as words; back,
+// in the other order. And blocks of a few vectors, which are permuted as they are.
 //
 // Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
 #pragma once
+#include <array>
+
 #include "reorder_tiles.h"
 #if defined(CPU_CAPABILITY_AVX512)
 #include <immintrin.h>
@@ -73,11 +75,119 @@ void deinterleave_picked(const char* src, const int64_t* src_lines, int64_t line
   }
 }
 
+template <int vectors>
+void permute(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count, int64_t bytes,
+             const Share* shares) {
+  const auto at = [&](int v) { return v < vectors - 1 ? v * 64 : bytes - 64; };
+  for (; count > 0; count--, src += next_in_src, dst += next_in_dst) {
+    __m512i block[vectors];
+#pragma GCC unroll 8
+    for (int s = 0; s < vectors; s++) block[s] = _mm512_loadu_si512(src + at(s));
+#pragma GCC unroll 8
+    for (int d = 0; d < vectors; d++) {
+      __m512i row = _mm512_setzero_si512();
+#pragma GCC unroll 8
+      for (int s = 0; s < vectors; s++) {
+        const Share& share = shares[d * vectors + s];
+        const __m512i moved = _mm512_permutexvar_epi8(_mm512_load_si512(share.places), block[s]);
+        constexpr int or_and = 0xf8;  // a | (b & c)
+        row = _mm512_ternarylogic_epi64(row, moved, _mm512_load_si512(share.mask), or_and);
+      }
+      _mm512_storeu_si512(dst + at(d), row);
+    }
+  }
+}
+
+void permute_blocks(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count, int64_t bytes,
+                    const Share* shares) {
+  static constexpr ReorderKernels::Permute* by_vectors[] = {permute<1>, permute<2>, permute<3>, permute<4>, permute<5>};
+  by_vectors[(bytes + 63) / 64 - 1](src, next_in_src, dst, next_in_dst, count, bytes, shares);
+}
+
+// Blocks of channels of one or two bytes, and rows of pixels: one permutation puts side by side what a vector of blocks
+// has of each channel, a word, and the words of as many vectors as there are channels are transposed.
+template <class T, int block>
+struct PermutedBlocks {
+  static constexpr int size = sizeof(T), pixels = 64 / size, block_bytes = block * size, word = 64 / block;
+  using Word = std::conditional_t<word == 8, uint64_t, uint32_t>;
+  using Words = Tile<Word, 64, block>;
+
+  // Of the pixels that are left beside whole tiles.
+  struct Masks {
+    __mmask64 blocks[block], row;
+
+    explicit Masks(int64_t left) : row(first(left * size)) {
+      for (int v = 0; v < block; v++) blocks[v] = first(left * block_bytes - v * 64);
+    }
+    static __mmask64 first(int64_t bytes) { return bytes >= 64 ? ~0ull : bytes > 0 ? (1ull << bytes) - 1 : 0; }
+  };
+
+  // Each byte of a vector of blocks from the transposed one's, or back.
+  template <bool to_blocks>
+  static constexpr auto places = [] {
+    std::array<uint8_t, 64> places{};
+    for (int i = 0; i < 64; i++) {
+      const int in_blocks = i % word / size * block_bytes + i / word * size + i % size;
+      places[to_blocks ? in_blocks : i] = to_blocks ? i : in_blocks;
+    }
+    return places;
+  }();
+
+  template <bool whole>
+  static __m512i load(const char* src, __mmask64 mask) {
+    return whole ? _mm512_loadu_si512(src) : _mm512_maskz_loadu_epi8(mask, src);
+  }
+  template <bool whole>
+  static void store(char* dst, __mmask64 mask, __m512i row) {
+    __builtin_prefetch(dst + 128, 1);  // reorder_tiles.h says why
+    if (whole)
+      _mm512_storeu_si512(dst, row);
+    else
+      _mm512_mask_storeu_epi8(dst, mask, row);
+  }
+
+  template <bool to_blocks, bool whole>
+  static void move(const char* src, char* dst, int64_t row_stride, const Masks& masks) {
+    const __m512i permutation = _mm512_loadu_si512(places<to_blocks>.data());
+    const int64_t src_stride = to_blocks ? row_stride : 64, dst_stride = to_blocks ? 64 : row_stride;
+    Words tile;
+#pragma GCC unroll 16
+    for (int i = 0; i < block; i++) {
+      const __m512i row = load<whole>(src + i * src_stride, to_blocks ? masks.row : masks.blocks[i]);
+      tile.row[i] = std::bit_cast<typename Words::Row>(to_blocks ? row : _mm512_permutexvar_epi8(permutation, row));
+    }
+    FromWideRows<Word, 64, block, true>::transpose(tile);
+#pragma GCC unroll 16
+    for (int i = 0; i < block; i++) {
+      const auto row = std::bit_cast<__m512i>(tile.row[i]);
+      store<whole>(dst + i * dst_stride, to_blocks ? masks.blocks[i] : masks.row,
+                   to_blocks ? _mm512_permutexvar_epi8(permutation, row) : row);
+    }
+  }
+
+  template <bool to_blocks>
+  static void run(const Matrix& matrix) {
+    const int64_t all = to_blocks ? matrix.cols : matrix.rows, whole = all / pixels * pixels;
+    const int64_t row_stride = to_blocks ? matrix.src_rows.stride : matrix.dst_rows.stride;
+    const int64_t next_in_src = pixels * (to_blocks ? size : block_bytes);
+    const int64_t next_in_dst = pixels * (to_blocks ? block_bytes : size);
+    const Masks masks(all - whole);
+    for (int64_t i = 0; i < matrix.count; i++) {
+      const char* src = matrix.src + matrix.src_rows.each[0] + i * matrix.next_in_src;
+      char* dst = matrix.dst + matrix.dst_rows.each[0] + i * matrix.next_in_dst;
+      for (int64_t p = 0; p < whole; p += pixels, src += next_in_src, dst += next_in_dst)
+        move<to_blocks, true>(src, dst, row_stride, masks);
+      if (whole < all) move<to_blocks, false>(src, dst, row_stride, masks);
+    }
+  }
+};
+
 #pragma GCC pop_options
 #else
 bool has_pick() { return false; }
 constexpr ReorderKernels::InterleavePicked* interleave_picked = nullptr;
 constexpr ReorderKernels::DeinterleavePicked* deinterleave_picked = nullptr;
+constexpr ReorderKernels::Permute* permute_blocks = nullptr;
 #endif
 
 }  // namespace

@@ -174,9 +174,18 @@ struct Tile {
   }
 };
 
+// Offsets of rows, as a table of them has them, where each row is as far from the one before: nothing is read.
+struct EvenRows {
+  int64_t stride, first = 0;
+
+  int64_t operator[](int64_t i) const { return (first + i) * stride; }
+  int64_t operator*() const { return first * stride; }
+  EvenRows operator+(int64_t n) const { return {stride, first + n}; }
+};
+
 // Pieces of successive src rows side by side: `bytes` bytes in all, at most a part of a vector.
-template <class T, int bytes, int piece>
-[[gnu::always_inline]] inline auto gather_part(const char* src, const int64_t* src_rows) {
+template <class T, int bytes, int piece, class Rows>
+[[gnu::always_inline]] inline auto gather_part(const char* src, Rows src_rows) {
   using Piece =
       std::conditional_t<piece == 8, int64_t,
                          std::conditional_t<piece == 4, int32_t, std::conditional_t<piece == 2, int16_t, int8_t>>>;
@@ -222,8 +231,8 @@ template <int i, class Row, class Part>
 #endif
 
 // A vector of such parts, or of pieces of several: each begins with the row that is `part` farther.
-template <class T, int part, int bytes, int piece>
-[[gnu::always_inline]] inline auto gather(const char* src, const int64_t* src_rows) {
+template <class T, int part, int bytes, int piece, class Rows>
+[[gnu::always_inline]] inline auto gather(const char* src, Rows src_rows) {
   typedef T Row __attribute__((vector_size(bytes)));
   constexpr int part_bytes = std::max(piece, 16);
   if constexpr (bytes <= piece)
@@ -249,14 +258,14 @@ struct ToWideRows {
   using Registers = Tile<T, bytes, cols_>;
   static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = cols_;
 
-  template <bool stream>
-  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+  template <bool stream, class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
     constexpr int part = Registers::part, group = Registers::group;
     constexpr int group_rows = rows / (cols / group), next_row = part / group;
     Registers tile;
 #pragma GCC unroll 16
     for (int v = 0; v < cols; v++) {
-      const int64_t* const first_row = src_rows + v / group * group_rows + v % group * next_row;
+      const auto first_row = src_rows + v / group * group_rows + v % group * next_row;
       tile.row[v] = gather<typename Registers::Lane, part, bytes, cols * element_size>(src, first_row);
     }
 #pragma GCC unroll 4
@@ -286,8 +295,8 @@ struct FromWideRows {
                                  rows / group < Registers::parts && pieces <= std::min(4, part);
   static constexpr int cell_rows = merges ? part / pieces : 1, sets = rows / cell_rows;
 
-  template <bool stream>
-  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+  template <bool stream, class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
     Registers tile;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) std::memcpy(&tile.row[r], src + src_rows[src_row(r)], bytes);
@@ -307,9 +316,8 @@ struct FromWideRows {
     store_transposed<false>(tile, dst, dst_rows, dst_rows + second);
   }
 
-  template <bool stream>
-  [[gnu::always_inline]] static void store_transposed(Registers& tile, char* dst, const int64_t* first_half,
-                                                      const int64_t* second_half) {
+  template <bool stream, class Rows>
+  [[gnu::always_inline]] static void store_transposed(Registers& tile, char* dst, Rows first_half, Rows second_half) {
     if constexpr (in_order)
       transpose(tile);
     else
@@ -320,7 +328,7 @@ struct FromWideRows {
 #pragma GCC unroll 16
       for (int i = 0; i < (dense ? 1 : pieces); i++) {
         const int col = first_col(r, i), col_of_half = col % (cols / 2);
-        const int64_t* const half = col < cols / 2 ? first_half : second_half;
+        const Rows half = col < cols / 2 ? first_half : second_half;
         if constexpr (dense)
           store_and_fetch<stream>(dst + half[0] + col_of_half * piece, tile.row[r]);
         else
@@ -378,8 +386,8 @@ struct FromDenseRows {
   static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = cols_;
   static_assert(Registers::group == cols);
 
-  template <bool stream>
-  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+  template <bool stream, class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
     Registers tile;
 #pragma GCC unroll 16
     for (int v = 0; v < cols; v++) std::memcpy(&tile.row[v], src + src_rows[0] + v * bytes, bytes);
@@ -407,8 +415,8 @@ struct OneColumn {
   static constexpr bool in_words = element_size < 4 && (tile_cols + 1) * element_size >= 4 && rows >= 4;
   static constexpr int some = in_words ? std::min(rows, vector_bytes / 4) : rows;
 
-  template <bool stream>
-  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+  template <bool stream, class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r += some) {
       const auto column = read(src, src_rows + r);
@@ -416,7 +424,8 @@ struct OneColumn {
     }
   }
 
-  [[gnu::always_inline]] static auto read(const char* src, const int64_t* src_rows) {
+  template <class Rows>
+  [[gnu::always_inline]] static auto read(const char* src, Rows src_rows) {
     constexpr int bytes = some * element_size;
     if constexpr (in_words) {
       constexpr int before = 4 - element_size;
@@ -432,8 +441,8 @@ template <class T, int cols_>
 struct OneRow {
   static constexpr int element_size = sizeof(T), rows = 1, cols = cols_;
 
-  template <bool stream>
-  [[gnu::always_inline]] static void run(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows) {
+  template <bool stream, class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
 #pragma GCC unroll 64
     for (int c = 0; c < cols; c++) std::memcpy(dst + dst_rows[c], src + src_rows[0] + c * element_size, element_size);
   }

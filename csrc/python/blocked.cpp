@@ -17,11 +17,25 @@ pybind11::str interned(const char* name) {
 
 }  // namespace
 
+static int64_t number_of(pybind11::handle number) {
+  int overflow = PyLong_CheckExact(number.ptr()) ? 0 : 1;
+  const int64_t value = overflow ? 0 : PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  return overflow ? pybind11::cast<int64_t>(number) : value;  // which takes longer, and says what is wrong
+}
+
+static void append(pybind11::handle tuple, c10::SmallVector<int64_t, 8>& numbers) {
+  for (const pybind11::handle number : pybind11::cast<pybind11::tuple>(tuple)) numbers.push_back(number_of(number));
+}
+
+c10::SmallVector<int64_t, 8> numbers_of(pybind11::handle tuple) {
+  c10::SmallVector<int64_t, 8> numbers;
+  append(tuple, numbers);
+  return numbers;
+}
+
 c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking) {
   c10::SmallVector<int64_t, 8> blocks;
-  for (const pybind11::handle pair : pybind11::cast<pybind11::tuple>(blocking))
-    for (const pybind11::handle number : pybind11::cast<pybind11::tuple>(pair))
-      blocks.push_back(pybind11::cast<int64_t>(number));
+  for (const pybind11::handle pair : pybind11::cast<pybind11::tuple>(blocking)) append(pair, blocks);
   return blocks;
 }
 

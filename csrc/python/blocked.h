@@ -38,6 +38,9 @@ class BlockedType {
   pybind11::str physical_, blocking_;  // names of attributes
 };
 
+// The numbers of a tuple. TypeError for another thing.
+c10::SmallVector<int64_t, 8> numbers_of(pybind11::handle tuple);
+
 // The blocks of a Blocking, a tuple of (axis, size). TypeError for another thing.
 c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking);
 

@@ -3,6 +3,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/detach.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "../library/operators.h"
 #include "arguments.h"
@@ -31,14 +33,27 @@ bool is_over_image(const py::tuple& args) {
 
 }  // namespace
 
-at::Tensor reorder(const at::Tensor& src, const std::vector<int64_t>& size, py::handle src_blocking,
-                   const std::vector<int64_t>& order, py::handle blocking) {
+static at::Tensor reorder(const at::Tensor& src, py::handle size, py::handle src_blocking, py::handle order,
+                          py::handle blocking) {
   static const auto op = operator_of<decltype(reorder_cpu)>("torch_blocked::reorder");
+  const auto sizes = numbers_of(size), axes = numbers_of(order);
   const auto from = blocks_of(src_blocking), to = blocks_of(blocking);
-  return unlocked([&] {
+  const auto run = [&] {
     const at::AutoDispatchBelowAutograd below;
-    return op.call(src, c10::fromIntArrayRefSlow(size), from, order, to, std::nullopt);
-  });
+    return op.call(src, c10::fromIntArrayRefSlow(sizes), from, axes, to, std::nullopt);
+  };
+  // Of fewer bytes the moves take less time than to let other threads run.
+  constexpr size_t many = 64 << 10;
+  return src.nbytes() < many ? run() : unlocked(run);
+}
+
+// Not through pybind11, which takes as long to hand over the arguments as the moves of a small tensor.
+PyObject* reorder(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
+  HANDLE_TH_ERRORS
+  if (nargs != 5 || !THPVariable_Check(args[0]))
+    throw torch::TypeError("reorder: a tensor, its size, its blocking, the order and the blocking of dst");
+  return THPVariable_Wrap(reorder(THPVariable_Unpack(args[0]), args[1], args[2], args[3], args[4]));
+  END_HANDLE_TH_ERRORS
 }
 
 Handlers::Handlers(py::object type, py::dict channels, py::object on_packing)

@@ -17,9 +17,9 @@ namespace torch_blocked {
 // How often convolutions that this thread called have reordered their weights.
 int64_t weight_reorders();
 
-// The operator torch_blocked::reorder, below autograd; the blockings are tuples of (axis, size).
-at::Tensor reorder(const at::Tensor& src, const std::vector<int64_t>& size, pybind11::handle src_blocking,
-                   const std::vector<int64_t>& order, pybind11::handle blocking);
+// The operator torch_blocked::reorder, below autograd, as Python calls it: a tensor, its size, its blocking, the order
+// and the blocking of dst. Sizes and orders are tuples of numbers, blockings of (axis, size).
+PyObject* reorder(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 
 class Handlers {
  public:

@@ -28,7 +28,9 @@ PYBIND11_MODULE(_python, m) {
   m.def("share_version", &share_version);
   m.def("set_size", &set_size);
   m.def("weight_reorders", &weight_reorders);
-  m.def("reorder", torch::wrap_pybind_function(&reorder));
+  static PyMethodDef reorder_def = {"reorder", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&reorder)),
+                                    METH_FASTCALL, nullptr};
+  m.add_object("reorder", py::reinterpret_steal<py::object>(PyCFunction_New(&reorder_def, nullptr)));
   py::class_<Handlers>(m, "Handlers")
       .def(py::init<py::object, py::dict, py::object>())
       .def("convolution", torch::wrap_pybind_function(&Handlers::convolution))
