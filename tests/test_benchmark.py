@@ -120,7 +120,7 @@ def test_reorder(bench, dtype, monkeypatch):
     assert pairs == list(itertools.permutations(("nchw", "nhwc", "nChw16c"), 2))
     for row in found["rows"]:
         plain = {row["src"], row["dst"]} == {"nchw", "nhwc"}
-        assert row["gbytes_per_s"] > 0 and row["vs_memcpy"] > 0 and ("vs_torch" in row) == plain
+        assert row["gbytes_per_s"] > 0 and row["vs_memcpy"] > 0 and row["vs_clone"] > 0 and ("vs_torch" in row) == plain
         elements = 2 * 17 * 9 if plain else (17 + 32) * 9
         assert row["bytes"] == elements * torch.empty(0, dtype=reorder.DTYPES[dtype]).element_size()
     assert "to memcpy" in text

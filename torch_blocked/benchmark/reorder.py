@@ -4,6 +4,7 @@
   been touched before.
 - ``memcpy``: ``dst.copy_(src)`` of contiguous float32 that reads and writes as many bytes in all, by the same threads.
   Its dst is allocated once: as warm as the pool's.
+- ``clone``: ``src.clone()`` of as many bytes: what PyTorch takes to copy them to a new tensor.
 - ``torch``: ``x.contiguous(memory_format=...)`` where both sides are plain. Its dst is a new tensor of PyTorch's.
 
 A call costs some time before any byte moves, more for an operator with lists of numbers than for ``copy_``; that is
@@ -30,6 +31,7 @@ COLUMNS = (
     Column("gbytes_per_s", "GB/s", 8, ".1f"),
     Column("vs_memcpy", "/memcpy", 8, ".2f"),
     Column("kernel_vs_memcpy", "kernel", 8, ".2f"),
+    Column("vs_clone", "/clone", 8, ".2f"),
     Column("vs_torch", "/torch", 8, ".2f"),
 )
 
@@ -126,6 +128,7 @@ def contestants(case: Case) -> tuple[dict[str, Run], int]:
     runs: dict[str, Run] = {
         "blocked": lambda: _python.reorder(*arguments),
         "memcpy": lambda: copy_dst.copy_(copy_src),
+        "clone": lambda: copy_src.clone(),
     }
     if case.src in _MEMORY_FORMATS and case.dst in _MEMORY_FORMATS:
         runs["torch"] = lambda: src.contiguous(memory_format=_MEMORY_FORMATS[case.dst])
