@@ -14,7 +14,8 @@
 // tile are found with four small tables: the offsets of its rows and of its columns, in src and in dst. The
 // implementations differ in the two axes they choose:
 //   copy        the columns lie side by side in both src and dst (nhwc <-> nChw16c): rows of bytes are copied
-//   transpose   the columns lie side by side in src, the rows in dst (nchw -> nChw16c -> nchw, oihw -> OIhw16i16o)
+//   transpose   the columns lie side by side in src, the rows in dst (nchw -> nChw16c -> nchw, oihw -> OIhw16i16o);
+//               where a tile is one small block on both sides, its bytes are permuted as they are (oihw -> Oihw16o)
 //   interleave  the same, and a few of the columns alternate in dst (oihw -> OIhw8i16o2i); and back: deinterleave
 //   periods     the same, and columns far apart in dst share one place of the first cache (oihw -> Ohwi16o)
 //   reference   any two axes: element by element

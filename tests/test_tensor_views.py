@@ -28,6 +28,18 @@ def test_from_physical(tag, size):
         assert y.is_contiguous(memory_format=tb.format(tag))
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+)
+def test_from_physical_of_dtypes_that_atens_count_nonzero_refuses(dtype):
+    data = torch.ones(1, 20, 3, 3).to(dtype).to(tb.nChw16c).physical
+    assert tb.from_physical(data, (1, 20, 3, 3), tb.nChw16c).physical.data_ptr() == data.data_ptr()
+    dirty = data.clone()
+    dirty.view(torch.uint8)[0, -1, 0, 0, -1] = 1
+    with pytest.raises(ValueError, match="1 elements of the padding"):
+        tb.from_physical(dirty, (1, 20, 3, 3), tb.nChw16c)
+
+
 def test_from_physical_with_gaps():
     whole = torch.randn(2, 6, 2, 10, 16)
     y = tb.from_physical(whole[:, 1:4, :, ::2], (2, 48, 2, 5), tb.nChw16c)

@@ -361,7 +361,8 @@ def from_physical(data: Tensor, size: tuple[int, ...], fmt: Format) -> BlockedTe
             "copy with x.to(fmt), or name the format whose order they have"
         )
     result = BlockedTensor(data.detach(), fmt.blocking, size)
-    dirty = sum(int(part.count_nonzero()) for part in padding_of(data.detach(), fmt.blocking, size))
+    padding = padding_of(data.detach(), fmt.blocking, size)
+    dirty = sum(int(part.bool().count_nonzero()) for part in padding)  # of all dtypes, as count_nonzero is not
     if dirty:
         raise ValueError(
             f"from_physical: {dirty} elements of the padding of {fmt.tag}, size {tuple(size)}, are not zero; "
