@@ -103,6 +103,11 @@ constexpr int64_t max_dense = 16 * 1024;
 void find_chunks(Plan& plan);
 void write_tables(Plan& plan);
 
+// Of a plan by groups: the picks, where those of rows of `runs` reach. Of one whose tiles repeat: the shares, where
+// they are small blocks.
+void find_picks(Plan& plan, const Axis& runs, bool to_groups);
+void find_shares(Plan& plan);
+
 // Each gives the axes their roles and steps; false where its implementation cannot be used.
 bool plan_copy(Plan& plan);
 bool plan_interleave(Plan& plan);

@@ -1,0 +1,219 @@
+// The loops over a matrix that is transposed by tiles, and what is done at its edges.
+//
+// Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
+#pragma once
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/reorder.h"
+#include "reorder_tiles.h"
+
+namespace torch_blocked {
+namespace {
+
+// Before a tile: as many bytes of what is read later, or where that is not known, its own rows farther along.
+template <class Tile>
+[[gnu::always_inline]] inline void fetch(const Matrix& matrix, int64_t r, int64_t c, const char*& next_src) {
+  constexpr int64_t row_bytes = Tile::cols * Tile::element_size, bytes = Tile::rows * row_bytes;
+  if (next_src != nullptr) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next_src + i);
+    next_src += bytes;
+  } else if (c * Tile::element_size % 64 < row_bytes) {  // once a cache line
+    const int64_t* const rows = matrix.src_rows.each;
+    const int64_t src_row = matrix.rows > 1 ? rows[1] - rows[0] : 64, step = 64 / std::clamp<int64_t>(src_row, 1, 64);
+    for (int64_t i = r; i < std::min(matrix.rows, r + Tile::rows); i += step)
+      __builtin_prefetch(matrix.src + rows[i] + c * Tile::element_size + prefetch_distance(true));
+  }
+}
+
+// Within the caches a CPU's own prefetch does all, but where matrices of a few lines a row follow each other: planes of
+// 7 x 7. So far before its reads a call then fetches src; else 0.
+int64_t fetch_ahead(const Matrix& matrix, int64_t row_bytes) {
+  constexpr int64_t line = 64, longest_row = 256, least = 2048;
+  const int64_t matrix_bytes = matrix.rows * row_bytes;
+  if (matrix.count == 1 || row_bytes <= line || row_bytes > longest_row) return 0;
+  if (matrix.next_in_src != matrix_bytes || matrix_bytes == 0) return 0;  // 0: padding alone, of one matrix repeated
+  return (least + matrix_bytes - 1) / matrix_bytes * matrix_bytes;
+}
+
+bool are_even(const Matrix& matrix) { return matrix.src_rows.stride != 0 && matrix.dst_rows.stride != 0; }
+
+// Whether a tile of `rows` src rows finds them sooner by their distance than in a table, which is read like src, and
+// where a tile is narrow as often. Not many rows of a page or more each: the compiler adds up distances, and the last
+// of rows in no cache is asked for late.
+bool are_found_by_distance(const Matrix& matrix, int64_t rows) {
+  return are_even(matrix) && (rows <= 16 || matrix.src_rows.stride < 4096);
+}
+
+// The offsets of the rows from `row` on, or where they are `even` their distance; these count from the first.
+template <bool even, class Byte>
+[[gnu::always_inline]] inline auto rows_from(const RowOffsets& rows, int64_t row, Byte*& base) {
+  if constexpr (even) {
+    base += rows.each[0] + row * rows.stride;
+    return EvenRows{rows.stride};
+  } else {
+    return rows.each + row;
+  }
+}
+
+// The tile that begins in row r and column c.
+template <class Tile, bool stream, bool even>
+[[gnu::always_inline]] inline void transpose_tile(const Matrix& matrix, int64_t r, int64_t c, const char*& next_src) {
+  if (stream || next_src != nullptr) fetch<Tile>(matrix, r, c, next_src);
+  const char* src = matrix.src + c * Tile::element_size;
+  char* dst = matrix.dst + r * Tile::element_size;
+  const auto src_rows = rows_from<even>(matrix.src_rows, r, src);
+  const auto dst_rows = rows_from<even>(matrix.dst_rows, c, dst);
+  Tile::template run<stream>(src, src_rows, dst, dst_rows);
+}
+
+// The same, wherever that is. Gives next_src as it is after: by reference it would be in memory in every loop over
+// whole tiles, which costs up to a fifth of the time past the caches.
+using MoveTile = const char*(const Matrix& matrix, int64_t r, int64_t c, const char* next_src);
+
+// With src rows that are not there: they are zeros, as is the word before them.
+template <class Tile, bool stream>
+[[gnu::noinline]] const char* move_padded_tile(const Matrix& matrix, int64_t r, int64_t c, const char* next_src) {
+  alignas(64) static constexpr char zeros[64 + Tile::cols * Tile::element_size] = {};
+  const char* const src = matrix.src + c * Tile::element_size;
+  const int64_t to_zeros = reinterpret_cast<intptr_t>(zeros + 64) - reinterpret_cast<intptr_t>(src);
+  int64_t src_rows[Tile::rows];
+  for (int64_t i = 0; i < Tile::rows; i++) src_rows[i] = r + i < matrix.rows ? matrix.src_rows.each[r + i] : to_zeros;
+  if (stream || next_src != nullptr) fetch<Tile>(matrix, r, c, next_src);
+  Tile::template run<stream>(src, src_rows, matrix.dst + r * Tile::element_size, matrix.dst_rows.each + c);
+  return next_src;
+}
+
+template <class Tile, bool stream, bool even>
+const char* move_tile(const Matrix& matrix, int64_t r, int64_t c, const char* next_src) {
+  if (matrix.rows - r < Tile::rows) return move_padded_tile<Tile, stream>(matrix, r, c, next_src);
+  transpose_tile<Tile, stream, even>(matrix, r, c, next_src);
+  return next_src;
+}
+
+// The rows or the columns that whole tiles leave, by one or two tiles from `at` on.
+struct Edge {
+  struct {
+    MoveTile* move;
+    int64_t at;
+  } tiles[2];
+  int size = 0;
+
+  void add(MoveTile* move, int64_t at) { tiles[size++] = {move, at}; }
+};
+
+// `left` of `all`: the last tile overlaps the one before it instead of being cut; a narrower one does where that is
+// enough. One column or row, alone or past such a tile, is moved by elements: planes of 7 x 7 leave one.
+Edge edge_of(int64_t left, int64_t all, MoveTile* tile, int64_t tile_size, MoveTile* narrow, int64_t narrow_size,
+             MoveTile* one) {
+  Edge edge;
+  const bool and_one = left == narrow_size + 1 && narrow_size < tile_size;
+  if (left > 1 && (left <= narrow_size || and_one))
+    edge.add(narrow, all - and_one - narrow_size);
+  else if (left > 1)
+    edge.add(tile, all - tile_size);
+  if (left == 1 || and_one) edge.add(one, all - 1);
+  return edge;
+}
+
+// At least one tile. A few dst rows at a time, each in its full length, or with `along_src` a few src rows.
+template <class Tile, class NarrowTile, class ShortTile, bool stream, bool even>
+void transpose_tiles(Matrix matrix, const char* next_src, bool along_src) {
+  using Column = OneColumn<typename Tile::Element, Tile::rows, Tile::cols>;
+  using Row = OneRow<typename Tile::Element, Tile::cols>;
+  constexpr int tile_rows = Tile::rows, tile_cols = Tile::cols;
+  MoveTile* const tile = move_tile<Tile, stream, even>;
+  const Edge right = edge_of(matrix.cols % tile_cols, matrix.cols, tile, tile_cols, move_tile<NarrowTile, stream, even>,
+                             NarrowTile::cols, move_tile<Column, stream, even>);
+  const Edge bottom = edge_of(matrix.padded_rows % tile_rows, matrix.padded_rows, tile, tile_rows,
+                              move_tile<ShortTile, stream, even>, ShortTile::rows, move_tile<Row, stream, even>);
+  Matrix whole = matrix;  // in registers: no function is called with it
+  whole.rows -= whole.rows % tile_rows, whole.cols -= whole.cols % tile_cols;
+  const bool has_bottom = whole.rows < matrix.padded_rows;
+  const auto move_bottom = [&](int64_t c) {
+    for (int64_t r = whole.rows; r + tile_rows <= matrix.padded_rows; r += tile_rows)
+      next_src = tile(matrix, r, c, next_src);
+    for (int i = 0; i < bottom.size; i++) next_src = bottom.tiles[i].move(matrix, bottom.tiles[i].at, c, next_src);
+  };
+  const auto move_right = [&](const auto& edge) {
+    for (int64_t r = 0; r + tile_rows <= matrix.padded_rows; r += tile_rows)
+      next_src = edge.move(matrix, r, edge.at, next_src);
+    if (bottom.size > 0) next_src = edge.move(matrix, matrix.padded_rows - tile_rows, edge.at, next_src);
+  };
+  const int64_t ahead = stream ? 0 : fetch_ahead(matrix, matrix.cols * Tile::element_size);
+  for (; whole.count > 0; whole.count--, whole.src += whole.next_in_src, whole.dst += whole.next_in_dst) {
+    matrix.src = whole.src, matrix.dst = whole.dst;
+    if (ahead > 0) next_src = whole.src + ahead;
+    if (along_src) {
+      for (int64_t r = 0; r < whole.rows; r += tile_rows)
+        for (int64_t c = 0; c < whole.cols; c += tile_cols) transpose_tile<Tile, stream, even>(whole, r, c, next_src);
+      for (int64_t c = 0; has_bottom && c < whole.cols; c += tile_cols) move_bottom(c);
+    } else {
+      for (int64_t c = 0; c < whole.cols; c += tile_cols) {
+        for (int64_t r = 0; r < whole.rows; r += tile_rows) transpose_tile<Tile, stream, even>(whole, r, c, next_src);
+        if (has_bottom) move_bottom(c);
+      }
+    }
+    for (int i = 0; i < right.size; i++) move_right(right.tiles[i]);
+  }
+}
+
+template <int size>
+void transpose_elements(Matrix matrix) {
+  const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+  for (; matrix.count > 0; matrix.count--, matrix.src += next_in_src, matrix.dst += next_in_dst)
+    for (int64_t c = 0; c < cols; c++) {
+      char* to = dst + dst_rows.each[c];
+      for (int64_t r = 0; r < rows; r++) std::memcpy(to + r * size, src + src_rows.each[r] + c * size, size);
+      if (rows < padded_rows) std::memset(to + rows * size, 0, (padded_rows - rows) * size);
+    }
+}
+
+// The last tile of a row or a column overlaps the one before it. By numbers, which stay in registers.
+template <class Tile>
+[[gnu::noinline]] void move_overlapping_tiles(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
+                                              int64_t dst_stride, int64_t next_in_dst, int64_t rows, int64_t cols,
+                                              int64_t count) {
+  constexpr int64_t size = Tile::element_size;
+  for (; count > 0; count--, src += next_in_src, dst += next_in_dst)
+    for (int64_t c = 0; c < cols; c += Tile::cols) {
+      const int64_t col = std::min(c, cols - Tile::cols);
+      for (int64_t r = 0; r < rows; r += Tile::rows) {
+        const int64_t row = std::min(r, rows - Tile::rows);
+        Tile::template run<false>(src + row * src_stride + col * size, EvenRows{src_stride},
+                                  dst + col * dst_stride + row * size, EvenRows{dst_stride});
+      }
+    }
+}
+
+// False where the matrix has not a tile's rows or columns, or they are not even.
+template <class Tile>
+bool transpose_overlapping(const Matrix& matrix) {
+  const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+  if (rows != padded_rows || rows < Tile::rows || cols < Tile::cols || !are_even(matrix)) return false;
+  move_overlapping_tiles<Tile>(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0],
+                               dst_rows.stride, next_in_dst, rows, cols, count);
+  return true;
+}
+
+// Whether the last tile of so many rows or columns would do little that the one before it did.
+bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all % tile > tile / 2; }
+
+// By tiles that overlap where little is done twice, else with smaller ones at the edges: along src where a cache line
+// of it holds some tiles' columns, or where a tile has all rows.
+template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
+void transpose_tiles(const Matrix& matrix, Traffic traffic) {
+  const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true, false>
+                   : are_found_by_distance(matrix, Tile::rows)
+                       ? transpose_tiles<Tile, NarrowTile, ShortTile, false, true>
+                       : transpose_tiles<Tile, NarrowTile, ShortTile, false, false>;
+  const bool in_a_line = matrix.cols > Tile::cols && matrix.cols * Tile::element_size <= 64;
+  const bool is_whole = matrix.rows % Tile::rows == 0 && matrix.cols % Tile::cols == 0;
+  if (!traffic.stream && !in_a_line && !is_whole && overlaps_little(matrix.rows, Tile::rows) &&
+      overlaps_little(matrix.cols, Tile::cols) && transpose_overlapping<Tile>(matrix))
+    return;
+  run(matrix, traffic.next_src, in_a_line || matrix.padded_rows <= Tile::rows);
+}
+
+}  // namespace
+}  // namespace torch_blocked
