@@ -44,7 +44,7 @@ class BlockedTensor(Tensor):
         self = Tensor._make_wrapper_subclass(
             cls, size, dtype=physical.dtype, device=physical.device, requires_grad=requires_grad
         )
-        _python.wrap(self, physical)
+        _python.wrap(self, physical, blocking)
         self._physical, self._blocking = physical, blocking
         if proxies.is_any_mode_on():
             proxies.follow_blocked(self)
@@ -56,10 +56,6 @@ class BlockedTensor(Tensor):
             return NotImplemented
         if proxies.is_any_mode_on():
             proxies.follow_physical((args, kwargs))
-        elif not registry.LEVEL and not kwargs and (quick := registry.QUICK.get(func)) is not None:
-            result = quick(args)
-            if result is not NotImplemented:
-                return result
         handler = registry.look_up(func)
         if not registry.LEVEL:
             return handler(func, *args, **(kwargs or {}))
@@ -141,7 +137,7 @@ class BlockedTensor(Tensor):
     def data(self, value: Tensor) -> None:
         if isinstance(value, BlockedTensor):
             Tensor.data.__set__(self, value)
-            self._physical, self._blocking = value._physical, value._blocking
+            set_physical(self, value._physical, value._blocking)
             _python.share_version(self, self._physical)
             return
         check_tensor("assigning .data", value)
@@ -284,6 +280,12 @@ class BlockedTensor(Tensor):
 _SKIP = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
 eval_frame.set_code_exec_strategy(BlockedTensor.__new__.__code__, _SKIP)
 BlockedTensor.__new__._torchdynamo_disable = True
+
+
+def set_physical(x: BlockedTensor, physical: Tensor, blocking: Blocking) -> None:
+    """Gives `x` other bytes."""
+    x._physical, x._blocking = physical, blocking
+    _python.set_physical(x, physical, blocking)
 
 
 def _rebuild(

@@ -2,8 +2,18 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <deque>
+
 namespace torch_blocked {
 namespace {
+
+// What a wrapper is one of, where that is an ordinary tensor.
+struct Wrapped : c10::BackendMeta {
+  at::Tensor physical;
+  const Blocking* blocking;
+
+  Wrapped(const at::Tensor& physical, const Blocking& blocking) : physical(physical), blocking(&blocking) {}
+};
 
 bool is_plain(const at::Tensor& tensor) {
   static const c10::DispatchKeySet keys({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
@@ -44,10 +54,20 @@ void share_version(const at::Tensor& tensor, const at::Tensor& other) {
     tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
 }
 
-void wrap(const at::Tensor& wrapper, const at::Tensor& physical) {
+static void release_bytes(const at::Tensor& wrapper, const at::Tensor& physical) {
   wrapper.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(
       "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
   share_version(wrapper, physical);
+}
+
+void wrap(const at::Tensor& wrapper, const at::Tensor& physical, pybind11::handle blocking) {
+  release_bytes(wrapper, physical);
+  set_physical(wrapper, physical, blocking);
+}
+
+void set_physical(const at::Tensor& wrapper, const at::Tensor& physical, pybind11::handle blocking) {
+  wrapper.unsafeGetTensorImpl()->set_backend_meta(
+      is_plain(physical) ? c10::make_intrusive<Wrapped>(physical, Blocking::of(blocking)) : nullptr);
 }
 
 void set_size(const at::Tensor& wrapper, const std::vector<int64_t>& size) {
@@ -58,51 +78,59 @@ void set_size(const at::Tensor& wrapper, const std::vector<int64_t>& size) {
   impl.set_allow_tensor_metadata_change(allowed);
 }
 
+const Blocking& Blocking::of(pybind11::handle object) {
+  static std::deque<Blocking> all;  // a handful
+  for (const Blocking& blocking : all)
+    if (blocking.object == object.ptr()) return blocking;
+  auto blocks = blocks_of(object);
+  for (const Blocking& blocking : all)
+    if (blocking.blocks == blocks) return blocking;
+  return all.emplace_back(Blocking{std::move(blocks), object.inc_ref().ptr()});
+}
+
 int64_t Operand::block(int64_t axis) const {
   int64_t block = 1;
-  for (size_t i = 0; i < blocks.size(); i += 2)
-    if (blocks[i] == axis) block *= blocks[i + 1];
+  for (size_t i = 0; i < blocks().size(); i += 2)
+    if (blocks()[i] == axis) block *= blocks()[i + 1];
   return block;
 }
 
 bool Operand::is_padded() const {
-  for (size_t i = 0; i < blocks.size(); i += 2)
-    if (sizes()[blocks[i]] % block(blocks[i])) return true;
+  for (size_t i = 0; i < blocks().size(); i += 2)
+    if (sizes()[blocks()[i]] % block(blocks()[i])) return true;
   return false;
 }
 
 BlockedType::BlockedType(pybind11::object type)
     : type_(std::move(type)), physical_(interned("_physical")), blocking_(interned("_blocking")) {}
 
-std::optional<Operand> BlockedType::read(pybind11::handle object) const {
-  const bool blocked = pybind11::type::handle_of(object).is(type_);
-  if (!blocked && !THPVariable_CheckExact(object.ptr())) return std::nullopt;
-  Operand operand;
-  operand.tensor = operand.physical = THPVariable_Unpack(object.ptr());
-  if (blocked) {
-    const pybind11::object physical = object.attr(physical_);
-    if (!THPVariable_CheckExact(physical.ptr())) return std::nullopt;
-    operand.physical = THPVariable_Unpack(physical.ptr());
-    operand.blocking = object.attr(blocking_);
-    operand.blocks = blocks_of(operand.blocking);
-    if (operand.tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return std::nullopt;
-  }
-  return is_plain(operand.physical) ? std::optional(std::move(operand)) : std::nullopt;
+std::optional<Operand> BlockedType::read(const at::Tensor& tensor) const {
+  if (!tensor.defined()) return std::nullopt;
+  if (is_plain(tensor)) return Operand{tensor, tensor};
+  c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const PyObject* const object = impl.pyobj_slot()->load_pyobj();
+  // Not of a class derived from it, which may have a __torch_dispatch__ of its own.
+  if (!object || reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.ptr()) return std::nullopt;
+  const auto* const wrapped = static_cast<const Wrapped*>(impl.get_backend_meta());
+  if (!wrapped || impl.has_symbolic_sizes_strides()) return std::nullopt;
+  return Operand{tensor, wrapped->physical, wrapped->blocking};
 }
 
-pybind11::object BlockedType::make(const at::Tensor& physical, const pybind11::object& blocking,
-                                   at::IntArrayRef size) const {
+at::Tensor BlockedType::make(const at::Tensor& physical, const Blocking& blocking, at::IntArrayRef size) const {
   const at::Tensor wrapper(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                                 physical.dtype(), physical.device()));
-  wrapper.unsafeGetTensorImpl()->set_sizes_contiguous(size);
-  wrap(wrapper, physical);
+  c10::TensorImpl& impl = *wrapper.unsafeGetTensorImpl();
+  impl.set_sizes_contiguous(size);
+  release_bytes(wrapper, physical);
+  impl.set_backend_meta(c10::make_intrusive<Wrapped>(physical, blocking));
+  const pybind11::gil_scoped_acquire lock;
   const auto object = pybind11::reinterpret_steal<pybind11::object>(
       THPVariable_Wrap(wrapper, reinterpret_cast<PyTypeObject*>(type_.ptr())));
   if (!object) throw pybind11::error_already_set();
-  wrapper.unsafeGetTensorImpl()->set_python_dispatch(true);  // its operators are for __torch_dispatch__
+  impl.set_python_dispatch(true);  // its operators are for __torch_dispatch__
   pybind11::setattr(object, physical_, pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(physical)));
-  pybind11::setattr(object, blocking_, blocking);
-  return object;
+  pybind11::setattr(object, blocking_, pybind11::handle(blocking.object));
+  return wrapper;
 }
 
 }  // namespace torch_blocked

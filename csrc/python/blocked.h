@@ -10,17 +10,25 @@
 
 namespace torch_blocked {
 
+// A Blocking, the blocks of a tensor, once for all tensors that have it; it is never freed.
+struct Blocking {
+  c10::SmallVector<int64_t, 8> blocks;  // (axis, size, axis, size, ...), as the operators take it
+  PyObject* object;                     // as Python has it
+
+  // TypeError for what is no tuple of (axis, size).
+  static const Blocking& of(pybind11::handle object);
+};
+
 // A tensor in the CPU's memory, blocked or plain; its bytes are no subclass, not functional, batched or lazily
 // conjugate, its sizes numbers.
 struct Operand {
-  at::Tensor tensor, physical;          // one and the same where it is plain
-  pybind11::object blocking;            // as Python has it; null where it is plain
-  c10::SmallVector<int64_t, 8> blocks;  // (axis, size, axis, size, ...)
+  at::Tensor tensor, physical;         // one and the same where it is plain
+  const Blocking* blocking = nullptr;  // null where it is plain
 
   at::IntArrayRef sizes() const { return tensor.sizes(); }
-  bool is_blocked() const { return bool(blocking); }
-  at::IntArrayRef list() const { return blocks; }  // as the operators take it
-  int64_t block(int64_t axis) const;               // the product of its blocks; 1 if it is not blocked
+  bool is_blocked() const { return blocking; }
+  at::IntArrayRef blocks() const { return blocking ? at::IntArrayRef(blocking->blocks) : at::IntArrayRef(); }
+  int64_t block(int64_t axis) const;  // the product of its blocks; 1 if it is not blocked
   bool is_padded() const;
 };
 
@@ -28,10 +36,10 @@ struct Operand {
 class BlockedType {
  public:
   explicit BlockedType(pybind11::object type);
-  // None where `object` is no such tensor.
-  std::optional<Operand> read(pybind11::handle object) const;
-  // As BlockedTensor(physical, blocking, size).
-  pybind11::object make(const at::Tensor& physical, const pybind11::object& blocking, at::IntArrayRef size) const;
+  // None where `tensor` is no such tensor. Needs no lock of the interpreter.
+  std::optional<Operand> read(const at::Tensor& tensor) const;
+  // As BlockedTensor(physical, blocking, size). Takes the interpreter's lock.
+  at::Tensor make(const at::Tensor& physical, const Blocking& blocking, at::IntArrayRef size) const;
 
  private:
   pybind11::object type_;
@@ -51,7 +59,10 @@ void share_version(const at::Tensor& tensor, const at::Tensor& other);
 // 0: from here on it has none, and what asks for the bytes gets an error. (Only the storage's data removed, the
 // profiler would get one at every operator: it looks at the address of what has a storage.) Its versions are the
 // physical's.
-void wrap(const at::Tensor& wrapper, const at::Tensor& physical);
+void wrap(const at::Tensor& wrapper, const at::Tensor& physical, pybind11::handle blocking);
+
+// Gives a wrapper other bytes, for `BlockedType::read` too.
+void set_physical(const at::Tensor& wrapper, const at::Tensor& physical, pybind11::handle blocking);
 
 // Changes the logical size of a wrapper, after an operator that changes a tensor's own shape.
 void set_size(const at::Tensor& wrapper, const std::vector<int64_t>& size);

@@ -1,6 +1,6 @@
 #include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <numeric>
 
@@ -9,6 +9,8 @@
 #include "handlers.h"
 
 namespace torch_blocked {
+
+namespace py = pybind11;
 
 // What the forward and the backward have in common, as the operators take it.
 struct Handlers::Convolution {
@@ -60,6 +62,14 @@ Numbers output_padding(const Numbers& stride, const Numbers& padding, const Numb
   return rest;
 }
 
+// Over each image first: ATen is several times slower over axes that are not neighbours.
+at::Tensor diff_bias(const Operand& diff_dst) {
+  c10::DimVector spatial(diff_dst.sizes().size() - 2);
+  std::iota(spatial.begin(), spatial.end(), 2);
+  const at::Tensor sums = at::sum(diff_dst.physical, spatial, false, at::kFloat).sum(0).flatten();
+  return sums.slice(0, 0, diff_dst.sizes()[1]).to(diff_dst.physical.scalar_type(), false, /*copy=*/true);
+}
+
 }  // namespace
 
 int64_t weight_reorders() {
@@ -67,18 +77,15 @@ int64_t weight_reorders() {
   return answer(op);
 }
 
-// From `window` on the arguments are the stride, the padding and the dilation.
-std::optional<Handlers::Convolution> Handlers::read_convolution(py::handle src, py::handle weight,
-                                                                const py::tuple& args, size_t window,
-                                                                py::handle groups) const {
-  auto x = type_.read(src), w = type_.read(weight);
+std::optional<Handlers::Convolution> Handlers::read_convolution(Arguments args, size_t src, size_t weight,
+                                                                size_t window, size_t groups) const {
+  auto x = read_tensor(type_, args[src]), w = read_tensor(type_, args[weight]);
   if (!x || !w || torch::jit::tracer::isTracing()) return std::nullopt;
   const int64_t spatial = int64_t(x->sizes().size()) - 2;
   Convolution c{std::move(*x), std::move(*w), {}, {}, {}, 1, 0};
   Numbers number;
-  if (!read_numbers(argument(args, window), spatial, 1, 1, c.stride) ||
-      !read_numbers(argument(args, window + 1), spatial, 0, 0, c.padding) ||
-      !read_numbers(argument(args, window + 2), spatial, 1, 1, c.dilation) || !read_number(groups, 1, 1, number))
+  if (!read_numbers(args[window], spatial, 1, c.stride) || !read_numbers(args[window + 1], spatial, 0, c.padding) ||
+      !read_numbers(args[window + 2], spatial, 1, c.dilation) || !read_number(args[groups], 1, number))
     return std::nullopt;
   c.groups = number[0];
   if (!has_kernel(c.src, c.weight, c.groups)) return std::nullopt;
@@ -87,85 +94,79 @@ std::optional<Handlers::Convolution> Handlers::read_convolution(py::handle src, 
 }
 
 // What `body`, an operator, gives; weights that it has reordered are recorded.
-at::Tensor Handlers::recorded(py::handle weight, int64_t block, const std::function<at::Tensor()>& body) const {
+at::Tensor Handlers::recorded(const at::Tensor& weight, int64_t block, const std::function<at::Tensor()>& body) const {
   const int64_t before = weight_reorders();
-  at::Tensor dst = unlocked(body);
-  if (weight_reorders() != before) on_packing_(weight, block);
+  at::Tensor dst = body();
+  if (weight_reorders() != before) {
+    const py::gil_scoped_acquire lock;
+    on_packing_(py::reinterpret_steal<py::object>(THPVariable_Wrap(weight)), block);
+  }
   return dst;
 }
 
-py::object Handlers::convolution(const py::tuple& args) const {
-  const bool transposed = args[6].ptr() != Py_False;
-  return transposed ? not_implemented() : convolve(args, args[8]);
+bool Handlers::convolution(Arguments args, Stack& answers) const {
+  const bool transposed = args[6].toBool();
+  return !transposed && convolve(args, 8, answers);
 }
 
-py::object Handlers::conv2d(const py::tuple& args) const {
-  const auto src = type_.read(args[0]);
-  const bool has_batch = src && src->sizes().size() == 4;
-  return has_batch ? convolve(args, argument(args, 6)) : not_implemented();
+bool Handlers::conv2d(Arguments args, Stack& answers) const {
+  const bool has_batch = args[0].toTensor().dim() == 4;
+  return has_batch && convolve(args, 6, answers);
 }
 
-py::object Handlers::convolve(const py::tuple& args, py::handle groups) const {
+bool Handlers::convolve(Arguments args, size_t groups, Stack& answers) const {
   static const auto op = operator_of<decltype(convolution_cpu)>("torch_blocked::convolution");
-  const auto c = read_convolution(args[0], args[1], args, 3, groups);
+  const auto c = read_convolution(args, 0, 1, 3, groups);
   OptionalTensor bias;
-  if (!c || !read_vector(type_, argument(args, 2), c->src.physical.scalar_type(), bias) ||
+  if (!c || !read_vector(type_, args[2], c->src.physical.scalar_type(), bias) ||
       (bias && bias->sizes() != c->weight.sizes().slice(0, 1)))
-    return not_implemented();
-  const at::Tensor dst = recorded(args[1], c->block, [&] {
-    return op.call(c->src.physical, c->src.list(), c->weight.physical, c->weight.sizes(), c->weight.list(), bias,
+    return false;
+  const at::Tensor dst = recorded(c->weight.tensor, c->block, [&] {
+    return op.call(c->src.physical, c->src.blocks(), c->weight.physical, c->weight.sizes(), c->weight.blocks(), bias,
                    c->stride, c->padding, c->dilation, c->groups, c->block, {}, {}, {}, "none", 0, false, {});
   });
   c10::DimVector size(dst.sizes().begin(), dst.sizes().end() - 1);
   size[1] = c->weight.sizes()[0];
-  return type_.make(dst, c->src.is_blocked() ? c->src.blocking : py::object(channels_[py::int_(c->block)]), size);
+  const auto has_block = [&](const Blocking* channels) { return channels->blocks.back() == c->block; };
+  const Blocking& blocking =
+      c->src.is_blocked() ? *c->src.blocking : **std::find_if(channels_.begin(), channels_.end(), has_block);
+  answers.emplace_back(type_.make(dst, blocking, size));
+  return true;
 }
 
-py::object Handlers::convolution_backward(const py::tuple& args) const {
-  const bool transposed = args[7].ptr() != Py_False;
-  const auto diff_dst = type_.read(args[0]);
-  const auto c = transposed ? std::nullopt : read_convolution(args[1], args[2], args, 4, args[9]);
-  std::array<bool, 3> wanted;
+bool Handlers::convolution_backward(Arguments args, Stack& answers) const {
+  const bool transposed = args[7].toBool();
+  const auto diff_dst = read_tensor(type_, args[0]);
+  const auto c = transposed ? std::nullopt : read_convolution(args, 1, 2, 4, 9);
+  const auto [wants_src, wants_weight, wants_bias] = read_mask(args[10]);
   if (!c || !diff_dst || diff_dst->block(1) != c->block || !is_blocked_by_channels(*diff_dst) ||
       diff_dst->physical.scalar_type() != c->src.physical.scalar_type() ||
-      diff_dst->sizes().size() != c->src.sizes().size() || !c->weight.is_blocked() || !read_mask(args[10], wanted) ||
-      (wanted[0] && !c->src.is_blocked()))
-    return not_implemented();
-  const py::object nothing = py::none();
-  return py::make_tuple(wanted[0] ? diff_src(*c, *diff_dst, args[2]) : nothing,
-                        wanted[1] ? diff_weight(*c, *diff_dst) : nothing, wanted[2] ? diff_bias(*diff_dst) : nothing);
+      diff_dst->sizes().size() != c->src.sizes().size() || !c->weight.is_blocked() ||
+      (wants_src && !c->src.is_blocked()))
+    return false;
+  answers.emplace_back(wants_src ? diff_src(*c, *diff_dst) : at::Tensor());
+  answers.emplace_back(wants_weight ? diff_weight(*c, *diff_dst) : at::Tensor());
+  answers.emplace_back(wants_bias ? diff_bias(*diff_dst) : at::Tensor());
+  return true;
 }
 
-py::object Handlers::diff_src(const Convolution& c, const Operand& diff_dst, py::handle weight) const {
+at::Tensor Handlers::diff_src(const Convolution& c, const Operand& diff_dst) const {
   static const auto op = operator_of<decltype(convolution_transpose_cpu)>("torch_blocked::convolution_transpose");
   const Numbers rest =
       output_padding(c.stride, c.padding, c.dilation, c.src.sizes(), c.weight.sizes(), diff_dst.sizes());
-  const at::Tensor diff = recorded(weight, c.block, [&] {
-    return op.call(diff_dst.physical, diff_dst.list(), c.weight.physical, c.weight.sizes(), c.weight.list(), {},
+  const at::Tensor diff = recorded(c.weight.tensor, c.block, [&] {
+    return op.call(diff_dst.physical, diff_dst.blocks(), c.weight.physical, c.weight.sizes(), c.weight.blocks(), {},
                    c.stride, c.padding, rest, c.dilation, c.groups, c.block, {}, {}, {}, "none", 0, false);
   });
-  return type_.make(diff, c.src.blocking, c.src.sizes());
+  return type_.make(diff, *c.src.blocking, c.src.sizes());
 }
 
-py::object Handlers::diff_weight(const Convolution& c, const Operand& diff_dst) const {
+at::Tensor Handlers::diff_weight(const Convolution& c, const Operand& diff_dst) const {
   static const auto op =
       operator_of<decltype(convolution_weight_gradient_cpu)>("torch_blocked::convolution_weight_gradient");
-  const c10::DimVector order = outer_order(c.weight);
-  const at::Tensor diff = unlocked([&] {
-    return op.call(c.src.physical, c.src.list(), diff_dst.physical, c.weight.sizes(), order, c.weight.list(), c.stride,
-                   c.padding, c.dilation, c.groups);
-  });
-  return type_.make(diff, c.weight.blocking, c.weight.sizes());
-}
-
-// Over each image first: ATen is several times slower over axes that are not neighbours.
-py::object Handlers::diff_bias(const Operand& diff_dst) const {
-  c10::DimVector spatial(diff_dst.sizes().size() - 2);
-  std::iota(spatial.begin(), spatial.end(), 2);
-  return py::cast(unlocked([&] {
-    const at::Tensor sums = at::sum(diff_dst.physical, spatial, false, at::kFloat).sum(0).flatten();
-    return sums.slice(0, 0, diff_dst.sizes()[1]).to(diff_dst.physical.scalar_type(), false, /*copy=*/true);
-  }));
+  const at::Tensor diff = op.call(c.src.physical, c.src.blocks(), diff_dst.physical, c.weight.sizes(),
+                                  outer_order(c.weight), c.weight.blocks(), c.stride, c.padding, c.dilation, c.groups);
+  return type_.make(diff, *c.weight.blocking, c.weight.sizes());
 }
 
 }  // namespace torch_blocked

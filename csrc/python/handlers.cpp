@@ -10,11 +10,14 @@
 #include "arguments.h"
 
 namespace torch_blocked {
+
+namespace py = pybind11;
+
 namespace {
 
 // Whether `b` can be joined to `a` along an axis.
 bool can_follow(const Operand& a, const Operand& b, size_t axis) {
-  if (a.blocks != b.blocks || a.physical.scalar_type() != b.physical.scalar_type() ||
+  if (a.blocks() != b.blocks() || a.physical.scalar_type() != b.physical.scalar_type() ||
       a.sizes().size() != b.sizes().size())
     return false;
   for (size_t d = 0; d < a.sizes().size(); d++)
@@ -22,11 +25,11 @@ bool can_follow(const Operand& a, const Operand& b, size_t axis) {
   return b.sizes()[axis] > 0;
 }
 
-// Of the arguments of a reduction: over H and W of images, their dims kept.
-bool is_over_image(const py::tuple& args) {
+// Of the arguments of a reduction: over H and W of images, their dims kept, in their dtype.
+bool is_over_image(Arguments args) {
   Numbers axes;
-  const bool keeps_dims = argument(args, 2).ptr() == Py_True;
-  if (!keeps_dims || !read_numbers(args[1], 2, -2, 0, axes)) return false;
+  const bool keeps_dims = args[2].toBool();
+  if (!keeps_dims || !args[3].isNone() || !read_numbers(args[1], 2, -2, axes)) return false;
   const auto are = [&](int64_t h, int64_t w) { return std::minmax(axes[0], axes[1]) == std::minmax(h, w); };
   return are(2, 3) || are(-2, -1) || are(2, -1) || are(-2, 3);
 }
@@ -44,7 +47,9 @@ static at::Tensor reorder(const at::Tensor& src, py::handle size, py::handle src
   };
   // Of fewer bytes the moves take less time than to let other threads run.
   constexpr size_t many = 64 << 10;
-  return src.nbytes() < many ? run() : unlocked(run);
+  if (src.nbytes() < many) return run();
+  const py::gil_scoped_release others_may_run;
+  return run();
 }
 
 // Not through pybind11, which takes as long to hand over the arguments as the moves of a small tensor.
@@ -56,72 +61,120 @@ PyObject* reorder(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   END_HANDLE_TH_ERRORS
 }
 
-Handlers::Handlers(py::object type, py::dict channels, py::object on_packing)
-    : type_(std::move(type)), channels_(std::move(channels)), on_packing_(std::move(on_packing)) {}
-
-py::object Handlers::mean(const py::tuple& args) const {
-  return is_over_image(args) ? pool(args[0], {1, 1}, /*sum=*/false) : not_implemented();
+Handlers::Handlers(py::object type, const py::dict& channels, py::object on_packing)
+    : type_(std::move(type)), on_packing_(std::move(on_packing)) {
+  for (const auto& [block, blocking] : channels) channels_.push_back(&Blocking::of(blocking));
 }
 
-py::object Handlers::sum(const py::tuple& args) const {
-  return is_over_image(args) ? pool(args[0], {1, 1}, /*sum=*/true) : not_implemented();
+void Handlers::push(const at::Tensor& physical, const Operand& like, at::IntArrayRef size, Stack& answers) const {
+  answers.emplace_back(type_.make(physical, *like.blocking, size));
 }
 
-py::object Handlers::adaptive_avg_pool2d(const py::tuple& args) const {
+bool Handlers::mean(Arguments args, Stack& answers) const {
+  return is_over_image(args) && pool(args[0], {1, 1}, /*sum=*/false, answers);
+}
+
+bool Handlers::sum(Arguments args, Stack& answers) const {
+  return is_over_image(args) && pool(args[0], {1, 1}, /*sum=*/true, answers);
+}
+
+bool Handlers::adaptive_avg_pool2d(Arguments args, Stack& answers) const {
   Numbers size;
-  return read_numbers(args[1], 2, 1, 0, size) ? pool(args[0], size, /*sum=*/false) : not_implemented();
+  return read_numbers(args[1], 2, 1, size) && pool(args[0], size, /*sum=*/false, answers);
 }
 
-py::object Handlers::pool(py::handle object, at::IntArrayRef size, bool sum) const {
+bool Handlers::pool(const c10::IValue& value, at::IntArrayRef size, bool sum, Stack& answers) const {
   static const auto op = operator_of<decltype(pool_cpu)>("torch_blocked::pool");
-  const auto src = type_.read(object);
-  if (!src || !is_blocked_by_channels(*src) || (src->blocks[1] != 8 && src->blocks[1] != 16) ||
+  const auto src = read_tensor(type_, value);
+  if (!src || !is_blocked_by_channels(*src) || (src->blocks()[1] != 8 && src->blocks()[1] != 16) ||
       src->sizes().size() != 4 || src->physical.scalar_type() != at::kFloat || !src->tensor.numel())
-    return not_implemented();
+    return false;
   const at::IntArrayRef window = src->sizes().slice(2);
-  const at::Tensor dst = unlocked([&] {
-    const auto windows = c10::fromIntArrayRefSlow(size);
-    const auto pooled = sum ? op.call(src->physical, src->sizes()[1], windows, "avg", window, window,
-                                      at::IntArrayRef{0, 0}, at::IntArrayRef{1, 1}, true, 1, false)
-                            : op.call(src->physical, src->sizes()[1], windows, "avg", {}, {}, {}, {}, true, {}, false);
-    return std::get<0>(pooled);
-  });
-  return type_.make(dst, src->blocking, {src->sizes()[0], src->sizes()[1], size[0], size[1]});
+  const auto windows = c10::fromIntArrayRefSlow(size);
+  const auto pooled = sum ? op.call(src->physical, src->sizes()[1], windows, "avg", window, window,
+                                    at::IntArrayRef{0, 0}, at::IntArrayRef{1, 1}, true, 1, false)
+                          : op.call(src->physical, src->sizes()[1], windows, "avg", {}, {}, {}, {}, true, {}, false);
+  push(std::get<0>(pooled), *src, {src->sizes()[0], src->sizes()[1], size[0], size[1]}, answers);
+  return true;
 }
 
-py::object Handlers::cat(const py::tuple& args) const {
-  if (!PyList_CheckExact(args[0].ptr())) return not_implemented();
+bool Handlers::cat(Arguments args, Stack& answers) const {
   std::optional<Operand> first;
   std::vector<at::Tensor> parts;
   c10::DimVector size;
   Numbers axis;
-  for (const py::handle object : py::reinterpret_borrow<py::list>(args[0])) {
-    auto part = type_.read(object);
-    if (!part || !part->is_blocked()) return not_implemented();
+  for (const c10::IValue& value : args[0].toListRef()) {
+    auto part = read_tensor(type_, value);
+    if (!part || !part->is_blocked()) return false;
     if (!first) {
       size = part->sizes();
       const int64_t ndim = size.size();
-      if (!read_number(argument(args, 1), -ndim, 0, axis) || axis[0] >= ndim) return not_implemented();
+      if (!read_number(args[1], -ndim, axis) || axis[0] >= ndim) return false;
       if (axis[0] < 0) axis[0] += ndim;
     } else {
       // What comes before is of whole blocks.
-      if (!can_follow(*first, *part, axis[0]) || size[axis[0]] % first->block(axis[0])) return not_implemented();
+      if (!can_follow(*first, *part, axis[0]) || size[axis[0]] % first->block(axis[0])) return false;
       size[axis[0]] += part->sizes()[axis[0]];
     }
     parts.push_back(part->physical);
     if (!first) first = std::move(part);
   }
-  if (!first) return not_implemented();
-  const at::Tensor dst = unlocked([&] { return at::cat(parts, axis[0]); });
-  return type_.make(dst, first->blocking, size);
+  if (!first) return false;
+  push(at::cat(parts, axis[0]), *first, size, answers);
+  return true;
 }
 
-py::object Handlers::detach(const py::tuple& args) const {
-  const auto src = type_.read(args[0]);
-  if (!src || !src->is_blocked() || c10::InferenceMode::is_enabled()) return not_implemented();
+bool Handlers::detach(Arguments args, Stack& answers) const {
+  const auto src = read_tensor(type_, args[0]);
+  if (!src || !src->is_blocked() || c10::InferenceMode::is_enabled()) return false;
   const at::Tensor dst = at::detach(src->physical);
   share_version(dst, src->physical);
-  return type_.make(dst, src->blocking, src->sizes());
+  push(dst, *src, src->sizes(), answers);
+  return true;
+}
+
+namespace {
+
+using Handler = bool (Handlers::*)(Arguments, Stack&) const;
+
+class OfHandlers : public Quick {
+ public:
+  OfHandlers(const char* name, const char* overload, std::shared_ptr<const Handlers> handlers, Handler handler)
+      : Quick(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload)),
+        handlers_(std::move(handlers)),
+        handler_(handler) {}
+
+ private:
+  bool answer(Arguments args, Stack& answers) const override { return ((*handlers_).*handler_)(args, answers); }
+
+  const std::shared_ptr<const Handlers> handlers_;
+  const Handler handler_;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Quick>> quick_handlers(std::shared_ptr<const Handlers> handlers) {
+  constexpr struct {
+    const char *name, *overload;
+    Handler handler;
+  } table[] = {
+      {"aten::convolution", "", &Handlers::convolution},
+      {"aten::conv2d", "", &Handlers::conv2d},
+      {"aten::convolution_backward", "", &Handlers::convolution_backward},
+      {"aten::native_batch_norm", "", &Handlers::native_batch_norm},
+      {"aten::batch_norm", "", &Handlers::batch_norm},
+      {"aten::native_batch_norm_backward", "", &Handlers::native_batch_norm_backward},
+      {"aten::mean", "dim", &Handlers::mean},
+      {"aten::sum", "dim_IntList", &Handlers::sum},
+      {"aten::_adaptive_avg_pool2d", "", &Handlers::adaptive_avg_pool2d},
+      {"aten::adaptive_avg_pool2d", "", &Handlers::adaptive_avg_pool2d},
+      {"aten::cat", "", &Handlers::cat},
+      {"aten::detach", "", &Handlers::detach},
+  };
+  std::vector<std::shared_ptr<Quick>> all;
+  for (const auto& [name, overload, handler] : table)
+    all.push_back(std::make_shared<OfHandlers>(name, overload, handlers, handler));
+  return all;
 }
 
 }  // namespace torch_blocked

@@ -1,16 +1,15 @@
-// Handlers, as those of torch_blocked/dispatch/, of what forward and backward of a network call most, in C++.
-//
-// Each takes the arguments of an ATen operator in a tuple, where these need no reorder, no copy and no fallback, and
-// answers NotImplemented to all others: they are for the handlers in Python, which give the same answers.
+// Handlers of what forward and backward of a network call most (quick.h).
 #pragma once
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "blocked.h"
+#include "quick.h"
 
 namespace torch_blocked {
 
@@ -25,42 +24,47 @@ class Handlers {
  public:
   // The class BlockedTensor; for each block the blocking of channels; what is called with a weight and a block after a
   // convolution has reordered that weight.
-  Handlers(pybind11::object type, pybind11::dict channels, pybind11::object on_packing);
+  Handlers(pybind11::object type, const pybind11::dict& channels, pybind11::object on_packing);
 
-  pybind11::object convolution(const pybind11::tuple& args) const;
-  pybind11::object conv2d(const pybind11::tuple& args) const;  // which `inference_mode` delivers
-  pybind11::object convolution_backward(const pybind11::tuple& args) const;
-  pybind11::object native_batch_norm(const pybind11::tuple& args) const;
-  pybind11::object batch_norm(const pybind11::tuple& args) const;  // the same by the running statistics alone
-  pybind11::object native_batch_norm_backward(const pybind11::tuple& args) const;
-  pybind11::object mean(const pybind11::tuple& args) const;  // over H and W, their dims kept
-  pybind11::object sum(const pybind11::tuple& args) const;
-  pybind11::object adaptive_avg_pool2d(const pybind11::tuple& args) const;
-  pybind11::object cat(const pybind11::tuple& args) const;
-  pybind11::object detach(const pybind11::tuple& args) const;
+  bool convolution(Arguments args, Stack& answers) const;
+  bool conv2d(Arguments args, Stack& answers) const;  // which `inference_mode` delivers
+  bool convolution_backward(Arguments args, Stack& answers) const;
+  bool native_batch_norm(Arguments args, Stack& answers) const;
+  bool batch_norm(Arguments args, Stack& answers) const;  // the same by the running statistics alone
+  bool native_batch_norm_backward(Arguments args, Stack& answers) const;
+  bool mean(Arguments args, Stack& answers) const;  // over H and W, their dims kept
+  bool sum(Arguments args, Stack& answers) const;
+  bool adaptive_avg_pool2d(Arguments args, Stack& answers) const;
+  bool cat(Arguments args, Stack& answers) const;
+  bool detach(Arguments args, Stack& answers) const;
 
  private:
   struct Convolution;
-  std::optional<Convolution> read_convolution(pybind11::handle src, pybind11::handle weight,
-                                              const pybind11::tuple& args, size_t window,
-                                              pybind11::handle groups) const;
-  at::Tensor recorded(pybind11::handle weight, int64_t block, const std::function<at::Tensor()>& body) const;
-  pybind11::object convolve(const pybind11::tuple& args, pybind11::handle groups) const;
-  pybind11::object diff_src(const Convolution& c, const Operand& diff_dst, pybind11::handle weight) const;
-  pybind11::object diff_weight(const Convolution& c, const Operand& diff_dst) const;
-  pybind11::object diff_bias(const Operand& diff_dst) const;
+  // From `window` on the arguments are the stride, the padding and the dilation.
+  std::optional<Convolution> read_convolution(Arguments args, size_t src, size_t weight, size_t window,
+                                              size_t groups) const;
+  at::Tensor recorded(const at::Tensor& weight, int64_t block, const std::function<at::Tensor()>& body) const;
+  bool convolve(Arguments args, size_t groups, Stack& answers) const;
+  at::Tensor diff_src(const Convolution& c, const Operand& diff_dst) const;
+  at::Tensor diff_weight(const Convolution& c, const Operand& diff_dst) const;
 
   struct BatchNorm;
-  std::optional<BatchNorm> read_batch_norm(pybind11::handle src, pybind11::handle weight, pybind11::handle bias,
-                                           pybind11::handle mean, pybind11::handle var) const;
-  pybind11::object batch_norm_of_batch(const pybind11::tuple& args) const;
+  std::optional<BatchNorm> read_batch_norm(Arguments args, size_t src, std::optional<size_t> weight,
+                                           std::optional<size_t> bias, size_t mean) const;
+  bool batch_norm_of_batch(Arguments args, Stack& answers) const;
 
   // Of windows of src, or of the one that is all of H and W their sum.
-  pybind11::object pool(pybind11::handle src, at::IntArrayRef size, bool sum) const;
+  bool pool(const c10::IValue& src, at::IntArrayRef size, bool sum, Stack& answers) const;
+
+  // A tensor blocked as `like`, appended to the answers.
+  void push(const at::Tensor& physical, const Operand& like, at::IntArrayRef size, Stack& answers) const;
 
   BlockedType type_;
-  pybind11::dict channels_;
+  std::vector<const Blocking*> channels_;
   pybind11::object on_packing_;
 };
+
+// All of `Handlers`, each for its operator.
+std::vector<std::shared_ptr<Quick>> quick_handlers(std::shared_ptr<const Handlers> handlers);
 
 }  // namespace torch_blocked

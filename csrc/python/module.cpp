@@ -9,6 +9,7 @@
 #include "handlers.h"
 #include "module_versions.h"
 #include "pointwise.h"
+#include "quick.h"
 #include "watch.h"
 
 namespace py = pybind11;
@@ -25,27 +26,29 @@ PYBIND11_MODULE(_python, m) {
       .def("hold_with", &ModuleVersions::hold_with)
       .def("alive", &ModuleVersions::alive);
   m.def("wrap", &wrap);
+  m.def("set_physical", &set_physical);
   m.def("share_version", &share_version);
   m.def("set_size", &set_size);
   m.def("weight_reorders", &weight_reorders);
   static PyMethodDef reorder_def = {"reorder", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&reorder)),
                                     METH_FASTCALL, nullptr};
   m.add_object("reorder", py::reinterpret_steal<py::object>(PyCFunction_New(&reorder_def, nullptr)));
-  py::class_<Handlers>(m, "Handlers")
-      .def(py::init<py::object, py::dict, py::object>())
-      .def("convolution", torch::wrap_pybind_function(&Handlers::convolution))
-      .def("conv2d", torch::wrap_pybind_function(&Handlers::conv2d))
-      .def("convolution_backward", torch::wrap_pybind_function(&Handlers::convolution_backward))
-      .def("native_batch_norm", torch::wrap_pybind_function(&Handlers::native_batch_norm))
-      .def("batch_norm", torch::wrap_pybind_function(&Handlers::batch_norm))
-      .def("native_batch_norm_backward", torch::wrap_pybind_function(&Handlers::native_batch_norm_backward))
-      .def("mean", torch::wrap_pybind_function(&Handlers::mean))
-      .def("sum", torch::wrap_pybind_function(&Handlers::sum))
-      .def("adaptive_avg_pool2d", torch::wrap_pybind_function(&Handlers::adaptive_avg_pool2d))
-      .def("cat", torch::wrap_pybind_function(&Handlers::cat))
-      .def("detach", torch::wrap_pybind_function(&Handlers::detach));
-  py::class_<Pointwise>(m, "Pointwise")
-      .def(py::init<py::object, std::string, std::string, std::string, std::vector<double>, int64_t, bool>())
-      .def("__call__", torch::wrap_pybind_function(&Pointwise::operator()));
+  py::class_<Quick, std::shared_ptr<Quick>>(m, "Quick")
+      .def_property_readonly("name", [](const Quick& q) { return q.op().operator_name().name; })
+      .def_property_readonly("overload", [](const Quick& q) { return q.op().operator_name().overload_name; })
+      .def_property_readonly("asked", [](const Quick& q) { return q.asked.load(); })
+      .def_property_readonly("answered", [](const Quick& q) { return q.answered.load(); })
+      .def_readwrite("enabled", &Quick::enabled);
+  m.def("quick_handlers", [](py::object type, const py::dict& channels, py::object on_packing) {
+    return quick_handlers(std::make_shared<Handlers>(std::move(type), channels, std::move(on_packing)));
+  });
+  m.def("quick_pointwise", [](py::object type, const std::string& name, const std::string& overload,
+                              const std::string& as_name, const std::string& as_overload,
+                              const std::vector<double>& rest, const std::string& out, int64_t pooled,
+                              bool keeps_zero) -> std::shared_ptr<Quick> {
+    const Pointwise::Computed as{as_name, as_overload, rest};
+    return std::make_shared<Pointwise>(std::move(type), name, overload, as, out, pooled, keeps_zero);
+  });
+  m.def("install", &Quick::install);
   py::class_<Watch>(m, "Watch").def(py::init<>()).def("number", &Watch::number).def("holds", &Watch::holds);
 }

@@ -1,9 +1,5 @@
 #include "pointwise.h"
 
-#include <ATen/ScalarOps.h>
-#include <ATen/core/stack.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
-
 #include "../library/operators.h"
 #include "arguments.h"
 
@@ -29,62 +25,60 @@ std::optional<Operand> laid_out(Operand plain, const Operand& like) {
   if (plain.tensor.dim() > dims) return std::nullopt;
   while (plain.tensor.dim() < dims) plain.tensor = plain.tensor.unsqueeze(0);
   plain.physical = plain.tensor;
-  for (size_t i = 0; i < like.blocks.size(); i += 2) {
-    const int64_t axis = like.blocks[i], block = like.blocks[i + 1], count = plain.sizes()[axis];
+  for (size_t i = 0; i < like.blocks().size(); i += 2) {
+    const int64_t axis = like.blocks()[i], block = like.blocks()[i + 1], count = plain.sizes()[axis];
     if (count == 1 || plain.tensor.stride(axis) == 0) {
       plain.physical = plain.physical.narrow(axis, 0, std::min<int64_t>(count, 1)).unsqueeze(-1);
     } else {
       const at::IntArrayRef behind = plain.sizes().slice(axis + 1);
       const bool is_vector = std::all_of(behind.begin(), behind.end(), [](int64_t n) { return n == 1; });
-      if (like.blocks.size() > 2 || !is_vector || count % block) return std::nullopt;
+      if (like.blocks().size() > 2 || !is_vector || count % block) return std::nullopt;
       plain.physical = plain.physical.unflatten(axis, {count / block, block}).movedim(axis + 1, -1);
     }
   }
   return plain;
 }
 
-// A real number in place of a tensor, as the dispatcher makes one of it; none: another thing.
-std::optional<at::Tensor> read_number(py::handle object) {
-  int overflow = 0;
-  if (PyFloat_CheckExact(object.ptr())) return at::native::wrapped_scalar_tensor(PyFloat_AS_DOUBLE(object.ptr()));
-  if (!PyLong_CheckExact(object.ptr())) return std::nullopt;
-  const int64_t value = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
-  return overflow ? std::nullopt : std::optional(at::native::wrapped_scalar_tensor(value));
-}
-
 }  // namespace
 
-Pointwise::Pointwise(py::object type, const std::string& name, const std::string& overload, const std::string& out,
-                     const std::vector<double>& rest, int64_t pooled, bool keeps_zero)
-    : type_(std::move(type)),
-      op_(c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str())),
-      rest_(rest),
+static c10::OperatorHandle find(const std::string& name, const std::string& overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+}
+
+Pointwise::Pointwise(pybind11::object type, const std::string& name, const std::string& overload, const Computed& as,
+                     const std::string& out, int64_t pooled, bool keeps_zero)
+    : Quick(find(name, overload)),
+      type_(std::move(type)),
+      computed_(find(as.name, as.overload)),
+      rest_(as.rest),
       pooled_(pooled),
       keeps_zero_(keeps_zero),
-      in_place_(op_.schema().is_mutable()) {
-  if (!out.empty()) out_ = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), out.c_str());
+      in_place_(computed_.schema().is_mutable()) {
+  if (!out.empty()) out_ = find(as.name, out);
 }
 
 // The arguments with the physical tensors in place of the blocked ones, and what these broadcast to.
 struct Pointwise::Call {
   std::optional<Operand> first, whole;  // the first blocked one, and the first as large as all broadcast together
   c10::DimVector size;
-  torch::jit::Stack stack;
+  Stack stack;
   bool keeps_padding = true;  // all are blocked: of zeros in the padding
 
   // False where it is none for the handlers here, or does not fit those before.
-  bool add(const BlockedType& type, py::handle object) {
-    if (first)
-      if (const auto number = read_number(object)) return push(*number, false);
-    std::optional<Operand> operand = type.read(object);
-    if (!operand || !(operand->is_blocked() || first) || !operand->physical.is_floating_point()) return false;
+  bool add(const BlockedType& type, const c10::IValue& value) {
+    std::optional<Operand> operand = read_tensor(type, value);
+    if (!operand || !(operand->is_blocked() || first)) return false;
+    if (operand->physical.unsafeGetTensorImpl()->is_wrapped_number())
+      return !operand->physical.is_complex() && operand->physical.scalar_type() != at::kBool &&
+             push(operand->physical, false);
+    if (!operand->physical.is_floating_point()) return false;
     if (!first) {
       size = operand->sizes();
       whole = first = std::move(operand);
       return push(first->physical, true);
     }
     const bool is_blocked = operand->is_blocked();
-    if (is_blocked ? operand->blocks != first->blocks : !(operand = laid_out(std::move(*operand), *first)))
+    if (is_blocked ? operand->blocking != first->blocking : !(operand = laid_out(std::move(*operand), *first)))
       return false;
     if (operand->physical.scalar_type() != first->physical.scalar_type() || !broadcast(*operand, size)) return false;
     push(operand->physical, is_blocked);
@@ -99,46 +93,42 @@ struct Pointwise::Call {
   }
 };
 
-bool Pointwise::read(const py::tuple& args, Call& call) const {
-  const auto& arguments = op_.schema().arguments();
-  if (args.size() > arguments.size()) return false;
-  for (size_t i = 0; i < arguments.size(); i++) {
-    const auto& type = arguments[i].type();
-    if (i >= args.size()) {
-      if (i - args.size() < rest_.size())
-        call.stack.emplace_back(rest_[i - args.size()]);
-      else if (arguments[i].default_value())
-        call.stack.push_back(*arguments[i].default_value());
-      else
-        return false;
-    } else if (type->kind() != c10::TypeKind::TensorType) {
-      call.keeps_padding = false;
-      call.stack.push_back(torch::jit::toIValue(args[i], type));
-      if (call.stack.back().isComplexDouble()) return false;  // so is the answer
-    } else if (!call.add(type_, args[i])) {
-      return false;
+bool Pointwise::read(Arguments args, Call& call) const {
+  const auto& given = op().schema().arguments();
+  for (size_t i = 0; i < args.size(); i++) {
+    if (given[i].type()->kind() == c10::TypeKind::TensorType) {
+      if (!call.add(type_, args[i])) return false;
+      continue;
     }
+    const bool is_default = given[i].default_value() && args[i] == *given[i].default_value();
+    if (!is_default && (given[i].kwarg_only() || args[i].isComplexDouble())) return false;
+    call.keeps_padding = call.keeps_padding && is_default;
+    call.stack.push_back(args[i]);
   }
+  for (const double number : rest_) call.stack.emplace_back(number);
+  const auto& taken = computed_.schema().arguments();
+  for (size_t i = call.stack.size(); i < taken.size(); i++) call.stack.push_back(*taken[i].default_value());
   const bool clears_padding = call.first->is_padded() && !(keeps_zero_ && call.keeps_padding);
   return !clears_padding && !(in_place_ && call.size != call.first->sizes());
 }
 
-py::object Pointwise::operator()(const py::tuple& args) const {
+bool Pointwise::answer(Arguments args, Stack& answers) const {
   static const auto empty_like = operator_of<decltype(empty_like_cpu)>("torch_blocked::empty_like");
   Call call;
-  if (!read(args, call)) return not_implemented();
+  if (!read(args, call)) return false;
   const at::Tensor& whole = call.whole->physical;
   const bool pooled =
       out_ && call.whole->sizes() == at::IntArrayRef(call.size) && whole.numel() >= pooled_ && whole.is_contiguous();
-  const at::Tensor dst = unlocked([&] {
-    if (pooled) call.stack.emplace_back(empty_like.call(whole));
-    (pooled ? *out_ : op_).callBoxed(call.stack);
-    return call.stack[0].toTensor();
-  });
-  if (!in_place_) return type_.make(dst, call.first->blocking, call.size);
-  const at::Tensor& src = call.first->physical;
-  if (!src.is_inference()) src.unsafeGetTensorImpl()->bump_version();
-  return args[0];
+  if (pooled) call.stack.emplace_back(empty_like.call(whole));
+  (pooled ? *out_ : computed_).callBoxed(call.stack);
+  if (in_place_) {
+    const at::Tensor& src = call.first->physical;
+    if (!src.is_inference()) src.unsafeGetTensorImpl()->bump_version();
+    answers.push_back(args[0]);
+  } else {
+    answers.emplace_back(type_.make(call.stack[0].toTensor(), *call.first->blocking, call.size));
+  }
+  return true;
 }
 
 }  // namespace torch_blocked

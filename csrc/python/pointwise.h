@@ -1,6 +1,5 @@
-// As the handlers of handlers.h, of pointwise operators.
+// Handlers of pointwise operators (quick.h).
 #pragma once
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
@@ -9,27 +8,32 @@
 #include <vector>
 
 #include "blocked.h"
+#include "quick.h"
 
 namespace torch_blocked {
 
 // A pointwise operator of blocked tensors, and of numbers and small plain tensors: the same operator of the physical
-// ones.
-class Pointwise {
+// ones, or another that computes the same.
+class Pointwise : public Quick {
  public:
-  // `name` and `overload` of the operator and, unless empty, `out`, that of the one that writes to another tensor: an
-  // answer of `pooled` elements or more goes to memory of the pool. `rest`: numbers that it takes after the arguments.
-  // `keeps_zero`: of zeros it makes zeros.
-  Pointwise(pybind11::object type, const std::string& name, const std::string& overload, const std::string& out,
-            const std::vector<double>& rest, int64_t pooled, bool keeps_zero);
-  pybind11::object operator()(const pybind11::tuple& args) const;
+  struct Computed {
+    std::string name, overload;
+    std::vector<double> rest;  // numbers that it takes after the arguments
+  };
+  // `name` and `overload` of the operator and what is computed for it. Unless empty, `out` is the latter's overload
+  // that writes to another tensor: an answer of `pooled` elements or more goes to memory of the pool. `keeps_zero`: of
+  // zeros it makes zeros.
+  Pointwise(pybind11::object type, const std::string& name, const std::string& overload, const Computed& as,
+            const std::string& out, int64_t pooled, bool keeps_zero);
 
  private:
   struct Call;
   // False where the arguments are for the handlers in Python.
-  bool read(const pybind11::tuple& args, Call& call) const;
+  bool read(Arguments args, Call& call) const;
+  bool answer(Arguments args, Stack& answers) const override;
 
   BlockedType type_;
-  c10::OperatorHandle op_;
+  c10::OperatorHandle computed_;
   std::optional<c10::OperatorHandle> out_;
   std::vector<double> rest_;
   int64_t pooled_;

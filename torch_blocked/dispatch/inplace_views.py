@@ -11,7 +11,7 @@ from torch_blocked.dispatch.fallback import bump_version, fallback
 from torch_blocked.dispatch.registry import HANDLERS, register
 from torch_blocked.dispatch.shape import squeeze_blocked
 from torch_blocked.formats import activation_format
-from torch_blocked.tensor import BlockedTensor
+from torch_blocked.tensor import BlockedTensor, set_physical
 
 aten = torch.ops.aten
 
@@ -70,4 +70,4 @@ def _become(x: BlockedTensor, other: BlockedTensor) -> None:
     """Gives `x` the bytes, the blocking and the size of `other`."""
     _python.set_size(x, other.shape)
     _python.share_version(other._physical, x._physical)
-    x._physical, x._blocking = other._physical, other._blocking
+    set_physical(x, other._physical, other._blocking)

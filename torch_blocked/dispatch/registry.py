@@ -14,11 +14,12 @@ from contextlib import AbstractContextManager
 import torch
 from torch._ops import OpOverload
 
+from torch_blocked import _python
+
 Handler = Callable[..., object]
-QuickHandler = Callable[[tuple], object]
 
 HANDLERS: dict[OpOverload, Handler] = {}
-QUICK: dict[OpOverload, QuickHandler] = {}  # asked first, of the arguments without keywords: see quick.py
+QUICK: dict[OpOverload, _python.Quick] = {}  # asked before __torch_dispatch__: see quick.py
 HANDLE_FIRST: set[type] = set()
 LEVEL: list[Callable[[], None]] = []  # called before and after every handler: see traced_views.py
 
