@@ -100,7 +100,6 @@ void transform_weights(const Conv& given, const WinogradTransforms& transforms, 
 // planes in L2.
 constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20;
 constexpr int64_t most_short_run = 28;   // tiles
-constexpr int64_t short_group = 8 * 36;  // of an even number of blocks: planes of products
 
 // How the work is cut up: tiles in runs, every run by one thread (or by each for its share of the output channels).
 struct Plan : Tiles {
@@ -126,7 +125,12 @@ struct Plan : Tiles {
 };
 
 // Cores with 2 MB of L2 have a slow last level cache behind it, as a mesh is; with less they share a fast one.
-int64_t most_reread_weights() { return (caches().l2 >= 2 << 20 ? 4 : 16) << 20; }
+bool is_behind_mesh() { return caches().l2 >= 2 << 20; }
+int64_t most_reread_weights() { return (is_behind_mesh() ? 4 : 16) << 20; }
+
+// Planes of products of a short run between two transforms back, of an even number of output blocks: few stay in L2
+// while the weights pass through it.
+int64_t short_group(const Conv& c) { return (is_behind_mesh() ? 32 / c.block : 8) * 36; }
 
 // Two output blocks' weights of a chunk of input blocks stay in L1 while several calls read them, beside 32 KB of src
 // and of the weights fetched meanwhile. An L1 of no more has no room for them, and everything is one chunk.
@@ -159,7 +163,7 @@ Plan::Plan(const Conv& c, const WinogradTransforms& t)
   oc_blocks = c.oc_blocks();
   const int64_t wei_bytes = matrices * oc_blocks * wei_block() * sizeof(float);
   const bool long_runs = wei_bytes > most_reread_weights();
-  group = long_runs ? oc_blocks : std::min(oc_blocks, std::max<int64_t>(2, short_group / planes / 2 * 2));
+  group = long_runs ? oc_blocks : std::min(oc_blocks, std::max<int64_t>(2, short_group(c) / planes / 2 * 2));
   const int64_t tile_bytes = planes * ic_blocks * c.block * sizeof(float);
   const int64_t most_tiles = long_runs ? std::max<int64_t>(long_src_budget / tile_bytes, 2 * gemm.cols)
                                        : std::min(src_budget / tile_bytes, most_short_run);

@@ -27,7 +27,6 @@ from torch_blocked.benchmark.report import (
     Row,
     add_options,
     geometric_mean,
-    operand,
     positive,
     ratios,
     run_cases,
@@ -123,15 +122,11 @@ def contestants(layer: Layer, n: int) -> tuple[dict[str, Run], Callable[[], str]
     stride, padding, dilation = window
     nhwc, ohwi = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
     opaque, packed = x.to_mkldnn(), mkldnn_weight(w, padding, stride, dilation, layer.groups, x.shape)
-    block = library.isa_block()
     src = x if layer.ic <= 4 and layer.groups == 1 else x.to(tb.blocked)
-    wei = w.to(weight_format(w.shape, block))
-    (src_data, src_blocking), (wei_data, wei_blocking) = operand(src), operand(wei)
-    size = list(w.shape)  # as compiled code has it: of a torch.Size PyTorch asks whether it overrides functions
-    arguments = (src_data, src_blocking, wei_data, size, wei_blocking, None, *window, layer.groups, block)
+    wei = w.to(weight_format(w.shape, library.isa_block()))
     copy_src, copy_dst = (torch.zeros((n * _pixels(layer) + w.numel()) // 2) for _ in range(2))
     runs = {
-        "blocked": lambda: library.convolution_op(*arguments),
+        "blocked": lambda: F.conv2d(src, wei, None, *window, layer.groups),
         "nchw": lambda: F.conv2d(x, w, None, *window, layer.groups),
         "channels_last": lambda: F.conv2d(nhwc, ohwi, None, *window, layer.groups),
         "mkldnn": lambda: torch.mkldnn_convolution(opaque, packed, None, padding, stride, dilation, layer.groups),

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 import torch_blocked as tb
 from torch_blocked.benchmark import machine
 from torch_blocked.benchmark.measure import num_threads
@@ -137,11 +135,6 @@ def progress(text: str) -> None:
     """Says what is under way on the terminal's last line, in place of what it said before; nothing into a file."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def operand(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The physical tensor and the blocking as the C++ operators take them; of a plain tensor itself and ()."""
-    return (x.physical, sum(x.blocking, ())) if isinstance(x, tb.BlockedTensor) else (x, ())
 
 
 def ratios(times: dict[str, float]) -> dict[str, float]:
