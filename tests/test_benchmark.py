@@ -242,7 +242,15 @@ def test_layer_notation():
 def test_the_kernel_of_a_reorder_is_what_a_call_leaves(blocked, memcpy, kernel, monkeypatch):
     times = {"call": 2, "copy_call": 1, "blocked": blocked, "memcpy": memcpy}
     monkeypatch.setattr(reorder, "medians", lambda *_: dict(times))
-    assert reorder.measure(reorder.cases(["f32"])[0], 1)["kernel_vs_memcpy"] == kernel
+    row = reorder.measure(reorder.cases(["f32"])[0], 1)
+    assert row.get("kernel_vs_memcpy") == kernel
+    assert row.get("kernel_gbytes_per_s") == (row["bytes"] / (blocked - 2) / 1e9 if kernel else None)
+
+
+def test_sizes_of_reorders(bench):
+    _, found = bench("reorder", "--size", "1x17x3x2", "2x3x4x5", "--match", "nchw -> nhwc")
+    assert [row["size"] for row in found["rows"]] == [[1, 17, 3, 2], [2, 3, 4, 5]]
+    assert [row["bytes"] for row in found["rows"]] == [2 * 4 * 17 * 6, 2 * 4 * 6 * 20]
 
 
 def test_reorder_and_pool_tables():
@@ -262,8 +270,7 @@ def test_contestants_give_one_answer(text):
     runs, _ = conv.contestants(layer, 2)
     with torch.inference_mode():
         answers = {name: run() for name, run in runs.items()}
-    fmt = tb.blocked.resolve(torch.Size((2, layer.oc, *layer.dst)))
-    answers["blocked"] = tb.from_physical(answers["blocked"], (2, layer.oc, *layer.dst), fmt)
+    assert isinstance(answers["blocked"], tb.BlockedTensor)
     for name in ("blocked", "channels_last", "mkldnn"):
         torch.testing.assert_close(answers[name].to_dense(), answers["nchw"], rtol=1e-4, atol=1e-4)
 
@@ -389,6 +396,8 @@ WRONG = {
     "bench conv --layer 7": "is not a layer",
     "bench conv --layer ic3ih8oc4kh3sh0": "is not a convolution",
     "bench reorder --dtype f8": "invalid choice: 'f8'",
+    "bench reorder --size 3x4": "'3x4' is not a size NxCxHxW",
+    "bench reorder --size 1x2x3x0": "'0' is not a positive number",
     "bench reorder --match nothing": "no row's name contains 'nothing'",
     "bench train --model nothing": "unknown model 'nothing'",
     "bench train --model no.module:f": "No module named 'no'",

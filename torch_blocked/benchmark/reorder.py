@@ -8,12 +8,14 @@
 - ``torch``: ``x.contiguous(memory_format=...)`` where both sides are plain. Its dst is a new tensor of PyTorch's.
 
 A call costs some time before any byte moves, more for an operator with lists of numbers than for ``copy_``; that is
-measured on one element, and ``kernel`` is the ratio to memcpy without it on either side, where that leaves anything.
+measured on one element, and ``kernel`` is what is left without it, in GB/s and as the ratio to memcpy without its own,
+where that leaves anything. Sizes whose src and dst lie in the first cache tell what the kernel's instructions take.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,7 +24,7 @@ from torch import Tensor
 import torch_blocked as tb
 from torch_blocked import _python
 from torch_blocked.benchmark.measure import Run, medians
-from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, run_cases, throughput
+from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, positive, run_cases, throughput
 from torch_blocked.formats import Format
 
 COLUMNS = (
@@ -30,7 +32,8 @@ COLUMNS = (
     Column("ms", "ms", 9, ".3f"),
     Column("gbytes_per_s", "GB/s", 8, ".1f"),
     Column("vs_memcpy", "/memcpy", 8, ".2f"),
-    Column("kernel_vs_memcpy", "kernel", 8, ".2f"),
+    Column("kernel_gbytes_per_s", "kernel", 8, ".1f"),
+    Column("kernel_vs_memcpy", "/memcpy", 8, ".2f"),
     Column("vs_clone", "/clone", 8, ".2f"),
     Column("vs_torch", "/torch", 8, ".2f"),
 )
@@ -77,11 +80,11 @@ class Case(NamedTuple):
         return f"{self.src} -> {self.dst} {'x'.join(map(str, self.size))} {self.dtype}"
 
 
-def cases(dtypes: list[str]) -> list[Case]:
-    """The rows of `TABLE` for these data types."""
+def cases(dtypes: list[str], images: Sequence[Size] = ()) -> list[Case]:
+    """The rows of `TABLE` for these data types; with `images`, sizes (n, c, h, w), its first rows of those."""
     return [
         Case(src, dst, size, dtype)
-        for formats, sizes, only in TABLE
+        for formats, sizes, only in ([(TABLE[0][0], images, ())] if images else TABLE)
         for dtype in dtypes
         if not only or dtype in only
         for size in sizes
@@ -94,6 +97,9 @@ def cases(dtypes: list[str]) -> list[Case]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench reorder`."""
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["f32"], help="data types (default f32)")
+    parser.add_argument(
+        "--size", nargs="+", type=_size, default=[], metavar="NxCxHxW", help="images of these sizes, not the table's"
+    )
     add_options(parser)
 
 
@@ -103,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
     GB/s are 1e9 bytes read plus written, padding included, a second. A ratio is the peer's median over ours: above 1,
     ours is faster.
     """
-    values = [row["vs_memcpy"] for row in run_cases(cases(args.dtype), measure, COLUMNS, args)]
+    values = [row["vs_memcpy"] for row in run_cases(cases(args.dtype, args.size), measure, COLUMNS, args)]
     print(f"\ngeometric mean / minimum to memcpy {geometric_mean(values):.2f} / {min(values):.2f}")
 
 
@@ -114,8 +120,10 @@ def measure(case: Case, rounds: int) -> Row:
     times = medians(runs | calls(case), rounds)
     call, copy_call = times.pop("call"), times.pop("copy_call")
     copied, moved = times["memcpy"] - copy_call, times["blocked"] - call
-    kernel = copied / moved if copied > 0 and moved > 0 else None  # a small reorder takes no longer than a call
-    return row | {"call_us": 1e6 * call, "kernel_vs_memcpy": kernel} | throughput(times, nbytes)
+    row |= {"call_us": 1e6 * call, **throughput(times, nbytes)}
+    if copied <= 0 or moved <= 0:  # a small reorder takes no longer than a call
+        return row
+    return row | {"kernel_gbytes_per_s": nbytes / moved / 1e9, "kernel_vs_memcpy": copied / moved}
 
 
 def contestants(case: Case) -> tuple[dict[str, Run], int]:
@@ -147,6 +155,13 @@ def _arguments(src: Tensor, dst: Format) -> tuple[object, ...]:
     """What `.to(dst)` hands to the operator."""
     physical, blocking = (src.physical, src.blocking) if isinstance(src, tb.BlockedTensor) else (src, ())
     return physical, src.shape, blocking, dst.order, dst.blocking
+
+
+def _size(text: str) -> Size:
+    numbers = text.split("x")
+    if len(numbers) != 4:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size NxCxHxW")
+    return tuple(map(positive, numbers))
 
 
 def _random(size: Size, dtype: torch.dtype) -> Tensor:
