@@ -39,15 +39,11 @@ PYBIND11_MODULE(_python, m) {
       .def_property_readonly("asked", [](const Quick& q) { return q.asked.load(); })
       .def_property_readonly("answered", [](const Quick& q) { return q.answered.load(); })
       .def_readwrite("enabled", &Quick::enabled);
+  py::class_<Pointwise::Computed>(m, "Computed").def(py::init<std::string, std::string, std::vector<double>>());
+  py::class_<Pointwise, Quick, std::shared_ptr<Pointwise>>(m, "Pointwise")
+      .def(py::init<py::object, std::string, std::string, Pointwise::Computed, std::string, int64_t, bool>());
   m.def("quick_handlers", [](py::object type, const py::dict& channels, py::object on_packing) {
     return quick_handlers(std::make_shared<Handlers>(std::move(type), channels, std::move(on_packing)));
-  });
-  m.def("quick_pointwise", [](py::object type, const std::string& name, const std::string& overload,
-                              const std::string& as_name, const std::string& as_overload,
-                              const std::vector<double>& rest, const std::string& out, int64_t pooled,
-                              bool keeps_zero) -> std::shared_ptr<Quick> {
-    const Pointwise::Computed as{as_name, as_overload, rest};
-    return std::make_shared<Pointwise>(std::move(type), name, overload, as, out, pooled, keeps_zero);
   });
   m.def("install", &Quick::install);
   py::class_<Watch>(m, "Watch").def(py::init<>()).def("number", &Watch::number).def("holds", &Watch::holds);

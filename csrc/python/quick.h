@@ -13,8 +13,8 @@ namespace torch_blocked {
 using Arguments = c10::ArrayRef<c10::IValue>;
 using Stack = torch::jit::Stack;
 
-// A handler of an ATen operator, as those of torch_blocked/dispatch/, for arguments that need no reorder, no copy and no
-// fallback.
+// A handler of an ATen operator, as those of torch_blocked/dispatch/, for arguments that need no reorder, no copy and
+// no fallback.
 //
 // The dispatcher calls it in place of __torch_dispatch__, so that Python is not entered: an operator's call out of cold
 // caches, as they are behind every convolution, costs half. What it does not take goes on to __torch_dispatch__, whose

@@ -36,8 +36,9 @@ def _pointwise(func: OpOverload) -> _python.Quick:
     op, rest = AS_ANOTHER.get(func, (func, ()))
     variant = out_variant(op) if op._opname in KEEPS_DTYPE else None
     out = variant[0]._overloadname if variant else ""
-    names = [name for f in (func, op) for name in (f._schema.name, f._schema.overload_name)]
-    return _python.quick_pointwise(BlockedTensor, *names, rest, out, POOLED, keeps_zero)
+    computed = _python.Computed(op._schema.name, op._schema.overload_name, rest)
+    name, overload = func._schema.name, func._schema.overload_name
+    return _python.Pointwise(BlockedTensor, name, overload, computed, out, POOLED, keeps_zero)
 
 
 def _overload(name: str, overload: str) -> OpOverload:
