@@ -1,6 +1,7 @@
 """The handlers in C++: the answers of those in Python, and only to the arguments that are theirs."""
 
 import contextlib
+import gc
 import threading
 import weakref
 
@@ -246,7 +247,7 @@ def test_odd_arguments_end_as_without_handlers(func):
     assert padding_is_zero(x)
 
 
-@pytest.mark.parametrize("blocking", [5, None, (1, 16), ((1, "16"),), ((1, 1 << 70),)], ids=str)
+@pytest.mark.parametrize("blocking", [5, None, (1, 16), ((1, "16"),), ((1, 1 << 70),), ((1, 8, 3),)], ids=str)
 def test_what_is_no_blocking_is_an_error(blocking):
     x = torch.ones(1, 16, 2, 2)
     for odd in ((x, x.shape, blocking, (0, 1, 2, 3), ()), (x, x.shape, (), (0, 1, 2, 3), blocking)):
@@ -293,3 +294,64 @@ def test_plain_tensors_and_others_subclasses_are_pytorchs():
         assert not list(seen)
         torch.relu(logging)
     assert logged == [aten.relu.default] and list(seen) == [(aten.relu.default, False)]
+
+
+def test_answers_lie_as_their_format_says_where_operands_broadcast():
+    x, vector = image(32, n=1).to(tb.nChw16c), torch.randn(32, 4).t()[:, :, None, None]
+    y = x * vector
+    torch.testing.assert_close(y.to_dense(), x.to_dense() * vector)
+    assert y.memory_desc == (x.to_dense() * vector).to(tb.nChw16c).memory_desc
+
+
+def test_nothing_is_asked_of_another_subclass():
+    class Strict(torch.Tensor):
+        @staticmethod
+        def __new__(cls, size):
+            return torch.Tensor._make_wrapper_subclass(cls, size, dispatch_sizes_strides_policy="sizes")
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            assert func is aten.conv2d.default
+            return torch.zeros(3)
+
+    with torch.inference_mode():
+        assert F.conv2d(Strict((2, 32, 6, 6)), torch.randn(32, 32, 3, 3)).shape == (3,)
+
+
+def test_a_size_of_one_number_is_refused():
+    x = image()
+    for func in (aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool2d.default):
+        for y in (x, x.to_dense()):
+            with pytest.raises(RuntimeError, match="output_size"):
+                func(y, [1])
+
+
+def test_parts_without_channels_are_left_to_python():
+    parts = [torch.zeros(2, 0, 3, 4).to(tb.nChw16c), image(1, size=(3, 4)).to(tb.nChw16c)]
+    with asked():
+        y = torch.cat(parts, 1)
+    with asked(()):
+        alike(y, torch.cat(parts, 1))
+
+
+def test_a_blocking_of_another_class_stays_with_its_tensor():
+    physical, size = torch.randn(2, 8, 3, 3, 4), torch.Size((2, 32, 3, 3))
+    of_a_tuple = tb.BlockedTensor(physical, ((1, 4),), size)
+    x = tb.BlockedTensor(physical, tb.format("nChw4c").blocking, size)
+    assert type((of_a_tuple + of_a_tuple).blocking) is tuple and (x + x).blocking.block(1) == 4
+
+
+def test_bytes_in_a_cycle_are_collected():
+    y = torch.relu(image())
+    y.physical.owner = y
+    gone = weakref.ref(y)
+    del y
+    gc.collect()
+    assert gone() is None
+
+
+def test_assigned_bytes_are_seen():
+    x, other = image(), image()
+    x._physical = other.physical
+    with torch.no_grad():
+        assert torch.equal(torch.relu(x).physical, torch.relu(other).physical)

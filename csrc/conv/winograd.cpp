@@ -99,7 +99,7 @@ void transform_weights(const Conv& given, const WinogradTransforms& transforms, 
 // that the weights are read few times from further away: the src of a run then lies in the last level cache, one of its
 // planes in L2.
 constexpr int64_t src_budget = 640 << 10, long_src_budget = 4 << 20;
-constexpr int64_t most_short_run = 28;   // tiles
+constexpr int64_t most_short_run = 28;  // tiles
 
 // How the work is cut up: tiles in runs, every run by one thread (or by each for its share of the output channels).
 struct Plan : Tiles {

@@ -31,13 +31,20 @@ inline bool read_number(const c10::IValue& value, int64_t least, Numbers& number
   return numbers.back() >= least && numbers.back() < (1 << 24);
 }
 
-// The numbers of a list, `count` or one for all; false where they are others, or any is less than `least`.
+// The numbers of a list, `count`; false where they are others, or any is less than `least`.
 inline bool read_numbers(const c10::IValue& list, int64_t count, int64_t least, Numbers& numbers) {
   if (!list.isIntList()) return false;
   for (const c10::IValue& item : list.toListRef())
     if (!read_number(item, least, numbers)) return false;
-  if (numbers.size() == 1) numbers.resize(std::max<int64_t>(count, 0), numbers[0]);
   return int64_t(numbers.size()) == count;
+}
+
+// The same of a convolution's window, where one number stands for all.
+inline bool read_window(const c10::IValue& list, int64_t count, int64_t least, Numbers& numbers) {
+  if (read_numbers(list, count, least, numbers)) return true;
+  if (count < 1 || numbers.size() != 1 || numbers[0] < least) return false;
+  numbers.resize(count, numbers[0]);
+  return true;
 }
 
 // Which of three answers are wanted.

@@ -7,12 +7,14 @@
 namespace torch_blocked {
 namespace {
 
-// What a wrapper is one of, where that is an ordinary tensor.
+// What a wrapper is one of, where that is an ordinary tensor. It keeps none alive, as Python's attribute does: the
+// garbage collector would not see it, nor the attribute's change be seen here.
 struct Wrapped : c10::BackendMeta {
-  at::Tensor physical;
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> physical;
   const Blocking* blocking;
 
-  Wrapped(const at::Tensor& physical, const Blocking& blocking) : physical(physical), blocking(&blocking) {}
+  Wrapped(const at::Tensor& tensor, const Blocking& its_blocking)
+      : physical(tensor.getIntrusivePtr()), blocking(&its_blocking) {}
 };
 
 bool is_plain(const at::Tensor& tensor) {
@@ -45,13 +47,23 @@ c10::SmallVector<int64_t, 8> numbers_of(pybind11::handle tuple) {
 
 c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking) {
   c10::SmallVector<int64_t, 8> blocks;
-  for (const pybind11::handle pair : pybind11::cast<pybind11::tuple>(blocking)) append(pair, blocks);
+  for (const pybind11::handle pair : pybind11::cast<pybind11::tuple>(blocking)) {
+    const size_t before = blocks.size();
+    append(pair, blocks);
+    if (blocks.size() != before + 2) throw pybind11::type_error("a blocking is a tuple of (axis, size)");
+  }
   return blocks;
 }
 
 void share_version(const at::Tensor& tensor, const at::Tensor& other) {
   if (!tensor.is_inference() && !other.is_inference())
     tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
+}
+
+pybind11::object wrapped(const at::Tensor& tensor, PyTypeObject* type) {
+  PyObject* const object = type ? THPVariable_Wrap(tensor, type) : THPVariable_Wrap(tensor);
+  if (!object) throw pybind11::error_already_set();
+  return pybind11::reinterpret_steal<pybind11::object>(object);
 }
 
 static void release_bytes(const at::Tensor& wrapper, const at::Tensor& physical) {
@@ -84,7 +96,7 @@ const Blocking& Blocking::of(pybind11::handle object) {
     if (blocking.object == object.ptr()) return blocking;
   auto blocks = blocks_of(object);
   for (const Blocking& blocking : all)
-    if (blocking.blocks == blocks) return blocking;
+    if (blocking.blocks == blocks && Py_TYPE(blocking.object) == Py_TYPE(object.ptr())) return blocking;
   return all.emplace_back(Blocking{std::move(blocks), object.inc_ref().ptr()});
 }
 
@@ -112,8 +124,9 @@ std::optional<Operand> BlockedType::read(const at::Tensor& tensor) const {
   // Not of a class derived from it, which may have a __torch_dispatch__ of its own.
   if (!object || reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.ptr()) return std::nullopt;
   const auto* const wrapped = static_cast<const Wrapped*>(impl.get_backend_meta());
-  if (!wrapped || impl.has_symbolic_sizes_strides()) return std::nullopt;
-  return Operand{tensor, wrapped->physical, wrapped->blocking};
+  auto physical = wrapped ? wrapped->physical.lock() : nullptr;
+  if (!physical || impl.has_symbolic_sizes_strides()) return std::nullopt;
+  return Operand{tensor, at::Tensor(std::move(physical)), wrapped->blocking};
 }
 
 at::Tensor BlockedType::make(const at::Tensor& physical, const Blocking& blocking, at::IntArrayRef size) const {
@@ -124,11 +137,9 @@ at::Tensor BlockedType::make(const at::Tensor& physical, const Blocking& blockin
   release_bytes(wrapper, physical);
   impl.set_backend_meta(c10::make_intrusive<Wrapped>(physical, blocking));
   const pybind11::gil_scoped_acquire lock;
-  const auto object = pybind11::reinterpret_steal<pybind11::object>(
-      THPVariable_Wrap(wrapper, reinterpret_cast<PyTypeObject*>(type_.ptr())));
-  if (!object) throw pybind11::error_already_set();
+  const pybind11::object object = wrapped(wrapper, reinterpret_cast<PyTypeObject*>(type_.ptr()));
   impl.set_python_dispatch(true);  // its operators are for __torch_dispatch__
-  pybind11::setattr(object, physical_, pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(physical)));
+  pybind11::setattr(object, physical_, wrapped(physical));
   pybind11::setattr(object, blocking_, pybind11::handle(blocking.object));
   return wrapper;
 }

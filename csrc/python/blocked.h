@@ -15,7 +15,7 @@ struct Blocking {
   c10::SmallVector<int64_t, 8> blocks;  // (axis, size, axis, size, ...), as the operators take it
   PyObject* object;                     // as Python has it
 
-  // TypeError for what is no tuple of (axis, size).
+  // Another for each class of tuples. TypeError for what is no tuple of (axis, size).
   static const Blocking& of(pybind11::handle object);
 };
 
@@ -51,6 +51,9 @@ c10::SmallVector<int64_t, 8> numbers_of(pybind11::handle tuple);
 
 // The blocks of a Blocking, a tuple of (axis, size). TypeError for another thing.
 c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking);
+
+// `tensor` as Python's object, the one that there is of it.
+pybind11::object wrapped(const at::Tensor& tensor, PyTypeObject* type = nullptr);
 
 // `tensor` counts its versions together with `other`: a write to either is a write to both.
 void share_version(const at::Tensor& tensor, const at::Tensor& other);

@@ -84,8 +84,8 @@ std::optional<Handlers::Convolution> Handlers::read_convolution(Arguments args, 
   const int64_t spatial = int64_t(x->sizes().size()) - 2;
   Convolution c{std::move(*x), std::move(*w), {}, {}, {}, 1, 0};
   Numbers number;
-  if (!read_numbers(args[window], spatial, 1, c.stride) || !read_numbers(args[window + 1], spatial, 0, c.padding) ||
-      !read_numbers(args[window + 2], spatial, 1, c.dilation) || !read_number(args[groups], 1, number))
+  if (!read_window(args[window], spatial, 1, c.stride) || !read_window(args[window + 1], spatial, 0, c.padding) ||
+      !read_window(args[window + 2], spatial, 1, c.dilation) || !read_number(args[groups], 1, number))
     return std::nullopt;
   c.groups = number[0];
   if (!has_kernel(c.src, c.weight, c.groups)) return std::nullopt;
@@ -99,7 +99,7 @@ at::Tensor Handlers::recorded(const at::Tensor& weight, int64_t block, const std
   at::Tensor dst = body();
   if (weight_reorders() != before) {
     const py::gil_scoped_acquire lock;
-    on_packing_(py::reinterpret_steal<py::object>(THPVariable_Wrap(weight)), block);
+    on_packing_(wrapped(weight), block);
   }
   return dst;
 }
@@ -110,8 +110,9 @@ bool Handlers::convolution(Arguments args, Stack& answers) const {
 }
 
 bool Handlers::conv2d(Arguments args, Stack& answers) const {
-  const bool has_batch = args[0].toTensor().dim() == 4;
-  return has_batch && convolve(args, 6, answers);
+  const auto weight = read_tensor(type_, args[1]);  // nothing is asked of a tensor that is another class's
+  const bool has_two_dims = weight && weight->sizes().size() == 4;
+  return has_two_dims && convolve(args, 6, answers);
 }
 
 bool Handlers::convolve(Arguments args, size_t groups, Stack& answers) const {

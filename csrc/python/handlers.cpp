@@ -22,7 +22,7 @@ bool can_follow(const Operand& a, const Operand& b, size_t axis) {
     return false;
   for (size_t d = 0; d < a.sizes().size(); d++)
     if (d != axis && a.sizes()[d] != b.sizes()[d]) return false;
-  return b.sizes()[axis] > 0;
+  return true;
 }
 
 // Of the arguments of a reduction: over H and W of images, their dims kept, in their dtype.
@@ -105,7 +105,7 @@ bool Handlers::cat(Arguments args, Stack& answers) const {
   Numbers axis;
   for (const c10::IValue& value : args[0].toListRef()) {
     auto part = read_tensor(type_, value);
-    if (!part || !part->is_blocked()) return false;
+    if (!part || !part->is_blocked() || !part->tensor.numel()) return false;
     if (!first) {
       size = part->sizes();
       const int64_t ndim = size.size();

@@ -38,7 +38,8 @@ PYBIND11_MODULE(_python, m) {
       .def_property_readonly("overload", [](const Quick& q) { return q.op().operator_name().overload_name; })
       .def_property_readonly("asked", [](const Quick& q) { return q.asked.load(); })
       .def_property_readonly("answered", [](const Quick& q) { return q.answered.load(); })
-      .def_readwrite("enabled", &Quick::enabled);
+      .def_property(
+          "enabled", [](const Quick& q) { return q.enabled.load(); }, [](Quick& q, bool on) { q.enabled = on; });
   py::class_<Pointwise::Computed>(m, "Computed").def(py::init<std::string, std::string, std::vector<double>>());
   py::class_<Pointwise, Quick, std::shared_ptr<Pointwise>>(m, "Pointwise")
       .def(py::init<py::object, std::string, std::string, Pointwise::Computed, std::string, int64_t, bool>());

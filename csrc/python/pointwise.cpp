@@ -108,8 +108,10 @@ bool Pointwise::read(Arguments args, Call& call) const {
   for (const double number : rest_) call.stack.emplace_back(number);
   const auto& taken = computed_.schema().arguments();
   for (size_t i = call.stack.size(); i < taken.size(); i++) call.stack.push_back(*taken[i].default_value());
+  // Laid out as the one that all broadcast to; where there is none, strides of another may be the answer's.
+  const Operand& laid_out = in_place_ ? *call.first : *call.whole;
   const bool clears_padding = call.first->is_padded() && !(keeps_zero_ && call.keeps_padding);
-  return !clears_padding && !(in_place_ && call.size != call.first->sizes());
+  return !clears_padding && laid_out.sizes() == at::IntArrayRef(call.size);
 }
 
 bool Pointwise::answer(Arguments args, Stack& answers) const {
@@ -117,8 +119,7 @@ bool Pointwise::answer(Arguments args, Stack& answers) const {
   Call call;
   if (!read(args, call)) return false;
   const at::Tensor& whole = call.whole->physical;
-  const bool pooled =
-      out_ && call.whole->sizes() == at::IntArrayRef(call.size) && whole.numel() >= pooled_ && whole.is_contiguous();
+  const bool pooled = out_ && whole.numel() >= pooled_ && whole.is_contiguous();
   if (pooled) call.stack.emplace_back(empty_like.call(whole));
   (pooled ? *out_ : computed_).callBoxed(call.stack);
   if (in_place_) {

@@ -30,7 +30,7 @@ class Quick {
   bool operator()(Stack& stack);
 
   const c10::OperatorHandle& op() const { return op_; }
-  bool enabled = true;
+  std::atomic<bool> enabled = true;
   std::atomic<int64_t> asked = 0, answered = 0;  // how often
 
  private:
