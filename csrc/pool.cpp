@@ -51,12 +51,17 @@ void set_used(const void*, size_t) {}
 void set_free(const void*, size_t) {}
 #endif
 
-void* system_allocate(size_t capacity) {
-  const size_t alignment = capacity >= huge_page ? huge_page : 64;
+// Of a segment for a block of `capacity`: whole huge pages, from which other blocks are cut, too.
+size_t segment_of(size_t capacity) {
+  return capacity < huge_page / most_larger ? capacity : (capacity + huge_page - 1) / huge_page * huge_page;
+}
+
+void* system_allocate(size_t bytes) {
+  const size_t alignment = bytes >= huge_page ? huge_page : 64;
   void* data = nullptr;
-  if (posix_memalign(&data, alignment, capacity) != 0) return nullptr;
+  if (posix_memalign(&data, alignment, bytes) != 0) return nullptr;
 #ifdef __linux__
-  if (alignment == huge_page) madvise(data, capacity, MADV_HUGEPAGE);
+  if (alignment == huge_page) madvise(data, bytes, MADV_HUGEPAGE);
 #endif
   return data;
 }
@@ -74,13 +79,17 @@ Pool::Block* Pool::allocate(size_t bytes) {
   const size_t capacity = capacity_of(bytes + red_zone);
   Block* block = reuse(capacity);
   if (block == nullptr) {
-    void* data = system_allocate(capacity);
+    const size_t segment = segment_of(capacity);
+    void* data = system_allocate(segment);
     if (data == nullptr) {
       empty();
-      data = system_allocate(capacity);
+      data = system_allocate(segment);
     }
     if (data == nullptr) throw std::bad_alloc();
-    block = new Block{static_cast<char*>(data), capacity, nullptr, nullptr, false};
+    block = new Block{static_cast<char*>(data), segment, nullptr, nullptr, false};
+    std::lock_guard<std::mutex> lock(mutex_);
+    cut(block, capacity);
+    cached_bytes_ += segment - block->capacity;
   }
   set_free(block->data, block->capacity);
   set_used(block->data, bytes);

@@ -1,5 +1,6 @@
 // Memory of the kernels' own, in huge pages so that TLB misses never matter, and each thread's scratch made of it.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <new>
@@ -39,8 +40,9 @@ class HugeBuffer {
   float* data() const { return data_; }
   int64_t count() const { return count_; }  // rounded up to whole cache lines or pages
 
+  static constexpr int64_t page = int64_t(2) << 20;  // bytes
+
  private:
-  static constexpr int64_t page = int64_t(2) << 20;
   float* data_ = nullptr;
   int64_t count_ = 0;
 };
@@ -56,7 +58,7 @@ class Scratch {
     static thread_local HugeBuffer scratch;
     if (scratch.count() < count) {
       scratch = HugeBuffer();
-      scratch = HugeBuffer(count);
+      scratch = HugeBuffer(std::max(count, HugeBuffer::page / int64_t(sizeof(float))));
     }
     return scratch.data();
   }

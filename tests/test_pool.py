@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
 import torch
+from conftest import hold_free_memory
 
 import torch_blocked as tb
 from torch_blocked import library
+
+HUGE_PAGE = 2 << 20  # segments are of whole ones
 
 
 @pytest.fixture(autouse=True)
 def empty_pool():
     """What outputs of other tests, still in use, leave free of their segments is held meanwhile."""
-    gc.collect()
-    tb.empty_cache()
-    held = []
-    for size in [2**k for k in range(30, 8, -1)]:
-        while (free := library.cached_bytes()) >= size:
-            held.append(library.new_empty_op(torch.empty(0, dtype=torch.uint8), [size - 64]))
-            if library.cached_bytes() >= free:
-                del held[-1]
-                tb.empty_cache()
-                break
+    held = hold_free_memory()  # noqa: F841
     assert library.cached_bytes() == 0
     yield
 
@@ -35,9 +28,10 @@ def test_pool_reuses_and_gives_back():
     assert library.cached_bytes() == 0
     x = torch.randn(1, 64, 56, 56)
     y = x.to(tb.nChw16c)
-    address, nbytes = y.physical.data_ptr(), y.physical.nbytes
+    address = y.physical.data_ptr()
+    assert library.cached_bytes() + y.physical.nbytes <= HUGE_PAGE
     del y
-    assert nbytes <= library.cached_bytes() <= nbytes * 9 // 8
+    assert library.cached_bytes() == HUGE_PAGE
     assert x.to(tb.nChw16c).physical.data_ptr() == address
     tb.empty_cache()
     assert library.cached_bytes() == 0
@@ -48,9 +42,11 @@ def blocked_output(channels):
     return torch.empty(1, channels, 1, 1).expand(1, channels, 56, 56).to(tb.nChw16c).physical
 
 
-@pytest.mark.parametrize("channels, reused", [(256, True), (240, True), (128, True), (16, True), (272, False)])
+@pytest.mark.parametrize(
+    "channels, reused", [(256, True), (240, True), (128, True), (32, True), (16, False), (336, False)]
+)
 def test_pool_serves_smaller_outputs(channels, reused):
-    """A block of 256 channels serves whatever fits into it, down to a sixteenth."""
+    """The two pages of a block of 256 channels serve whatever fits into them, down to a sixteenth."""
     y = blocked_output(256)
     address = y.data_ptr()
     del y
@@ -79,7 +75,7 @@ def test_pool_cuts_what_it_holds_and_joins_it_again():
     addresses = [part.data_ptr() for part in parts]
     assert addresses[0] == address and addresses == sorted(addresses)
     assert all(b - a >= parts[0].nbytes for a, b in itertools.pairwise(addresses))
-    assert library.cached_bytes() == 0
+    assert library.cached_bytes() == 2 * HUGE_PAGE - 4 * (addresses[1] - addresses[0])
     del parts[1:3]  # neighbours
     middle = blocked_output(128)
     assert middle.data_ptr() == addresses[1]
@@ -126,10 +122,18 @@ def test_outputs_of_a_pool_never_overlap(threads):
 
 
 def test_pool_takes_the_best_fit():
-    freed = [blocked_output(channels) for channels in (128, 112, 96)]
+    freed = [blocked_output(channels) for channels in (512, 384, 256)]
     address = freed[1].data_ptr()
     freed.clear()
-    assert blocked_output(100).data_ptr() == address
+    assert blocked_output(352).data_ptr() == address
+
+
+def test_small_outputs_share_a_page():
+    outputs = [blocked_output(32) for _ in range(4)]
+    addresses = [output.data_ptr() for output in outputs]
+    assert addresses[0] % HUGE_PAGE == 0 and max(addresses) < addresses[0] + HUGE_PAGE
+    tiny = torch.randn(1, 16, 8, 8).to(tb.nChw16c).physical
+    assert not addresses[0] <= tiny.data_ptr() < addresses[0] + HUGE_PAGE  # of which it would hold the rest
 
 
 def test_pool_is_bounded():

@@ -31,20 +31,24 @@ inline bool read_number(const c10::IValue& value, int64_t least, Numbers& number
   return numbers.back() >= least && numbers.back() < (1 << 24);
 }
 
-// The numbers of a list, `count`; false where they are others, or any is less than `least`.
-inline bool read_numbers(const c10::IValue& list, int64_t count, int64_t least, Numbers& numbers) {
+// The numbers of a list; false where they are others, or any is less than `least`.
+inline bool read_list(const c10::IValue& list, int64_t least, Numbers& numbers) {
   if (!list.isIntList()) return false;
   for (const c10::IValue& item : list.toListRef())
     if (!read_number(item, least, numbers)) return false;
-  return int64_t(numbers.size()) == count;
+  return true;
+}
+
+// `count` of them.
+inline bool read_numbers(const c10::IValue& list, int64_t count, int64_t least, Numbers& numbers) {
+  return read_list(list, least, numbers) && int64_t(numbers.size()) == count;
 }
 
 // The same of a convolution's window, where one number stands for all.
 inline bool read_window(const c10::IValue& list, int64_t count, int64_t least, Numbers& numbers) {
-  if (read_numbers(list, count, least, numbers)) return true;
-  if (count < 1 || numbers.size() != 1 || numbers[0] < least) return false;
-  numbers.resize(count, numbers[0]);
-  return true;
+  if (!read_list(list, least, numbers)) return false;
+  if (numbers.size() == 1) numbers.resize(std::max<int64_t>(count, 0), numbers[0]);
+  return int64_t(numbers.size()) == count;
 }
 
 // Which of three answers are wanted.
