@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -78,22 +79,29 @@ Pool& Pool::instance() {
 Pool::Block* Pool::allocate(size_t bytes) {
   const size_t capacity = capacity_of(bytes + red_zone);
   Block* block = reuse(capacity);
-  if (block == nullptr) {
-    const size_t segment = segment_of(capacity);
-    void* data = system_allocate(segment);
-    if (data == nullptr) {
-      empty();
-      data = system_allocate(segment);
-    }
-    if (data == nullptr) throw std::bad_alloc();
-    block = new Block{static_cast<char*>(data), segment, nullptr, nullptr, false};
-    std::lock_guard<std::mutex> lock(mutex_);
-    cut(block, capacity);
-    cached_bytes_ += segment - block->capacity;
-  }
+  if (block == nullptr) block = add_segment(capacity);
   set_free(block->data, block->capacity);
   set_used(block->data, bytes);
   return block;
+}
+
+Pool::Block* Pool::add_segment(size_t capacity) {
+  const size_t bytes = segment_of(capacity);
+  auto block = std::make_unique<Block>(Block{nullptr, bytes, nullptr, nullptr, false});
+  void* data = system_allocate(bytes);
+  if (data == nullptr) {
+    empty();
+    data = system_allocate(bytes);
+  }
+  if (data == nullptr) throw std::bad_alloc();
+  block->data = static_cast<char*>(data);
+  std::lock_guard<std::mutex> lock(mutex_);
+  try {
+    cut(block.get(), capacity);
+  } catch (const std::bad_alloc&) {  // for an entry there is no memory: it stays whole
+  }
+  cached_bytes_ += bytes - block->capacity;
+  return block.release();
 }
 
 Pool::Block* Pool::reuse(size_t capacity) {

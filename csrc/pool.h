@@ -35,6 +35,7 @@ class Pool {
 
  private:
   Block* reuse(size_t capacity);  // a free one, or null
+  Block* add_segment(size_t capacity);
   std::vector<Block*>::iterator best_fit(size_t capacity);
   void cut(Block* block, size_t capacity);
   void join(Block* block);
