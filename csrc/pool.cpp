@@ -52,9 +52,10 @@ void set_used(const void*, size_t) {}
 void set_free(const void*, size_t) {}
 #endif
 
-// Of a segment for a block of `capacity`: whole huge pages, from which other blocks are cut, too.
+// Of a segment for a block of `capacity`: where that is less than a huge page a whole one, from which other blocks are
+// cut, too.
 size_t segment_of(size_t capacity) {
-  return capacity < huge_page / most_larger ? capacity : (capacity + huge_page - 1) / huge_page * huge_page;
+  return capacity < huge_page / most_larger ? capacity : std::max(capacity, huge_page);
 }
 
 void* system_allocate(size_t bytes) {

@@ -13,7 +13,7 @@ from conftest import hold_free_memory
 import torch_blocked as tb
 from torch_blocked import library
 
-HUGE_PAGE = 2 << 20  # segments are of whole ones
+HUGE_PAGE = 2 << 20  # small blocks are cut from one
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +42,9 @@ def blocked_output(channels):
     return torch.empty(1, channels, 1, 1).expand(1, channels, 56, 56).to(tb.nChw16c).physical
 
 
-@pytest.mark.parametrize(
-    "channels, reused", [(256, True), (240, True), (128, True), (32, True), (16, False), (336, False)]
-)
+@pytest.mark.parametrize("channels, reused", [(256, True), (240, True), (128, True), (16, True), (272, False)])
 def test_pool_serves_smaller_outputs(channels, reused):
-    """The two pages of a block of 256 channels serve whatever fits into them, down to a sixteenth."""
+    """A block of 256 channels serves whatever fits into it, down to a sixteenth."""
     y = blocked_output(256)
     address = y.data_ptr()
     del y
@@ -75,7 +73,7 @@ def test_pool_cuts_what_it_holds_and_joins_it_again():
     addresses = [part.data_ptr() for part in parts]
     assert addresses[0] == address and addresses == sorted(addresses)
     assert all(b - a >= parts[0].nbytes for a, b in itertools.pairwise(addresses))
-    assert library.cached_bytes() == 2 * HUGE_PAGE - 4 * (addresses[1] - addresses[0])
+    assert library.cached_bytes() == 0
     del parts[1:3]  # neighbours
     middle = blocked_output(128)
     assert middle.data_ptr() == addresses[1]
