@@ -3,9 +3,9 @@
 // The C library gives large blocks back to the system when they are freed, and every page of the next one faults on
 // first touch: at 50 MB that costs more than the convolution that fills it. So segments of the system's memory are
 // kept, and cut up into blocks as they are asked for; a freed block joins its free neighbours. A network's later and
-// smaller outputs then lie where its first ones were, which the CPU's caches still hold. Blocks of less than a huge page
-// are cut from one: memory in one piece takes few of the TLB's entries, and its lines are spread evenly over the sets of
-// a cache.
+// smaller outputs then lie where its first ones were, which the CPU's caches still hold. Blocks of less than a huge
+// page are cut from one: memory in one piece takes few of the TLB's entries, and its lines are spread evenly over the
+// sets of a cache.
 #pragma once
 #include <cstddef>
 #include <mutex>
