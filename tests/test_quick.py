@@ -355,3 +355,10 @@ def test_assigned_bytes_are_seen():
     x._physical = other.physical
     with torch.no_grad():
         assert torch.equal(torch.relu(x).physical, torch.relu(other).physical)
+
+
+def test_a_convolution_of_two_dims_takes_no_line():
+    x, w = torch.randn(2, 32, 9).to(tb.format("nCw16c")), torch.randn(24, 32, 3)
+    for handlers in (None, ()):
+        with torch.inference_mode(), asked(handlers), pytest.raises(RuntimeError):
+            aten.conv2d.default(x, w, None, [1], [0], [1], 1)

@@ -109,17 +109,14 @@ bool Handlers::convolution(Arguments args, Stack& answers) const {
   return !transposed && convolve(args, 8, answers);
 }
 
-bool Handlers::conv2d(Arguments args, Stack& answers) const {
-  const auto weight = read_tensor(type_, args[1]);  // nothing is asked of a tensor that is another class's
-  const bool has_two_dims = weight && weight->sizes().size() == 4;
-  return has_two_dims && convolve(args, 6, answers);
-}
+bool Handlers::conv2d(Arguments args, Stack& answers) const { return convolve(args, 6, answers, /*spatial=*/2); }
 
-bool Handlers::convolve(Arguments args, size_t groups, Stack& answers) const {
+bool Handlers::convolve(Arguments args, size_t groups, Stack& answers, std::optional<size_t> spatial) const {
   static const auto op = operator_of<decltype(convolution_cpu)>("torch_blocked::convolution");
   const auto c = read_convolution(args, 0, 1, 3, groups);
   OptionalTensor bias;
-  if (!c || !read_vector(type_, args[2], c->src.physical.scalar_type(), bias) ||
+  if (!c || c->stride.size() != spatial.value_or(c->stride.size()) ||
+      !read_vector(type_, args[2], c->src.physical.scalar_type(), bias) ||
       (bias && bias->sizes() != c->weight.sizes().slice(0, 1)))
     return false;
   const at::Tensor dst = recorded(c->weight.tensor, c->block, [&] {

@@ -44,7 +44,7 @@ class Handlers {
   std::optional<Convolution> read_convolution(Arguments args, size_t src, size_t weight, size_t window,
                                               size_t groups) const;
   at::Tensor recorded(const at::Tensor& weight, int64_t block, const std::function<at::Tensor()>& body) const;
-  bool convolve(Arguments args, size_t groups, Stack& answers) const;
+  bool convolve(Arguments args, size_t groups, Stack& answers, std::optional<size_t> spatial = {}) const;
   at::Tensor diff_src(const Convolution& c, const Operand& diff_dst) const;
   at::Tensor diff_weight(const Convolution& c, const Operand& diff_dst) const;
 
