@@ -29,6 +29,7 @@ if X86:
     TIERS["avx2"] = "-mavx2 -mfma -mf16c -DCPU_CAPABILITY=AVX2 -DCPU_CAPABILITY_AVX2"
     TIERS["avx512"] = (
         "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c -mprefer-vector-width=512 "
+        "-mamx-tile -mamx-bf16 "  # for kernels that say so: no compiler uses tiles by itself
         "-DCPU_CAPABILITY=AVX512 -DCPU_CAPABILITY_AVX512"
     )
 

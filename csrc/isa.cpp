@@ -5,8 +5,27 @@
 #include <cstdlib>
 #include <string>
 
+#if defined(__linux__) && TORCH_BLOCKED_X86
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace torch_blocked {
 namespace {
+
+#if defined(__linux__) && TORCH_BLOCKED_X86
+// The kernel keeps the tiles' 8 KB for no thread of a process that has not asked for it (since Linux 5.16).
+bool is_amx_permitted() {
+  constexpr int request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  constexpr unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24;
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & amx_bf16) && (edx & amx_tile) &&
+         syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#else
+bool is_amx_permitted() { return false; }
+#endif
 
 Isa detect() {
 #if TORCH_BLOCKED_X86
@@ -14,7 +33,8 @@ Isa detect() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return avx512 ? Isa::AVX512 : avx2 ? Isa::AVX2 : Isa::Default;
+  if (avx512) return is_amx_permitted() ? Isa::AMX : Isa::AVX512;
+  return avx2 ? Isa::AVX2 : Isa::Default;
 #else
   return Isa::Default;
 #endif
@@ -26,6 +46,7 @@ Isa lowered_by_environment(Isa tier) {
   const std::string wish = text;
   if (wish == "default") return Isa::Default;
   if (wish == "avx2") return std::min(tier, Isa::AVX2);
+  if (wish == "avx512") return std::min(tier, Isa::AVX512);
   return tier;
 }
 
@@ -45,6 +66,9 @@ Isa isa() { return current(); }
 
 void set_isa(Isa tier) { current() = std::min(tier, best_isa()); }
 
-const char* isa_name(Isa tier) { return tier == Isa::AVX512 ? "avx512" : tier == Isa::AVX2 ? "avx2" : "default"; }
+const char* isa_name(Isa tier) {
+  static constexpr const char* names[] = {"default", "avx2", "avx512", "amx"};
+  return names[int(tier)];
+}
 
 }  // namespace torch_blocked

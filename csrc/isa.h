@@ -7,17 +7,17 @@
 
 namespace torch_blocked {
 
-enum class Isa { Default, AVX2, AVX512 };
+enum class Isa { Default, AVX2, AVX512, AMX };  // AMX: AVX-512's kernels and those on tiles (kernels/amx.h)
 
-// The best tier that the CPU has, lowered by the environment variable ATEN_CPU_CAPABILITY (default | avx2 | avx512) as
-// PyTorch's own, or by set_isa.
+// The best tier that the CPU has, and for AMX the operating system lets the process use, lowered by the environment
+// variable ATEN_CPU_CAPABILITY (default | avx2 | avx512) as PyTorch's own, or by set_isa.
 Isa isa();
 Isa best_isa();          // as isa(), without set_isa
 void set_isa(Isa tier);  // for tests; never above best_isa()
 const char* isa_name(Isa tier);
 
 // Channels in one block of the fastest format: the width of a vector of floats.
-inline int64_t isa_block(Isa tier) { return tier == Isa::AVX512 ? 16 : 8; }
+inline int64_t isa_block(Isa tier) { return tier >= Isa::AVX512 ? 16 : 8; }
 
 }  // namespace torch_blocked
 
@@ -25,7 +25,7 @@ inline int64_t isa_block(Isa tier) { return tier == Isa::AVX512 ? 16 : 8; }
 #define TORCH_BLOCKED_X86 1
 #define TORCH_BLOCKED_DECLARE_KERNELS(Type, name) extern const Type name##_default, name##_avx2, name##_avx512
 #define TORCH_BLOCKED_KERNELS(name, tier)                 \
-  ((tier) == ::torch_blocked::Isa::AVX512 ? name##_avx512 \
+  ((tier) >= ::torch_blocked::Isa::AVX512 ? name##_avx512 \
    : (tier) == ::torch_blocked::Isa::AVX2 ? name##_avx2   \
                                           : name##_default)
 #else

@@ -16,9 +16,9 @@ namespace {
 std::string isa_now() { return isa_name(isa()); }
 int64_t isa_block_now() { return isa_block(isa()); }
 void set_isa_by_name(c10::string_view name) {
-  for (const Isa tier : {Isa::Default, Isa::AVX2, Isa::AVX512})
+  for (const Isa tier : {Isa::Default, Isa::AVX2, Isa::AVX512, Isa::AMX})
     if (name == isa_name(tier)) return set_isa(tier);
-  TORCH_CHECK_VALUE(false, "set_isa: one of default, avx2, avx512, got '", name, "'");
+  TORCH_CHECK_VALUE(false, "set_isa: one of default, avx2, avx512, amx, got '", name, "'");
 }
 
 void set_caches_checked(int64_t l1, int64_t l2) {
@@ -66,6 +66,7 @@ TORCH_LIBRARY(torch_blocked, m) {
       "convolution_algorithm(Tensor src, int[] src_blocking, Tensor weight, int[] weight_size, int[] weight_blocking, "
       "int[] stride, int[] padding, int[] dilation, int groups, int block) -> (str, str)");
   m.def("set_winograd(str mode, int max_bytes) -> ()", torch_blocked::set_winograd_by_name);
+  m.def("set_amx_always(bool always) -> ()", torch_blocked::set_amx_always);
   m.def("packed_weights_bytes() -> int", torch_blocked::packed_weights_bytes);
   m.def("weight_reorders() -> int", torch_blocked::ReorderedWeights::count);
   m.def("batch_norm(Tensor src, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps) -> Tensor");

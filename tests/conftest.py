@@ -21,8 +21,9 @@ pytest.register_assert_rewrite(
     "dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "reorder_cases", "training_cases"
 )
 
-TIERS = ("default", "avx2", "avx512")
-AVAILABLE = TIERS[: TIERS.index(tb.isa()) + 1]
+TIERS = ("default", "avx2", "avx512")  # of vectors; on tiles, amx, are other convolutions only: test_amx.py
+VECTORS = tb.isa() if tb.isa() in TIERS else TIERS[-1]
+AVAILABLE = TIERS[: TIERS.index(VECTORS) + 1]
 
 # One, around one block of 16, and several blocks with a tail.
 CHANNELS = (1, 15, 16, 17, 53)
@@ -82,6 +83,15 @@ def isa(request):
     best = tb.isa()
     library.set_isa(request.param)
     yield request.param
+    library.set_isa(best)
+
+
+@pytest.fixture
+def vectors():
+    """The best tier of vectors, where this CPU has tiles too."""
+    best = tb.isa()
+    library.set_isa(VECTORS)
+    yield
     library.set_isa(best)
 
 

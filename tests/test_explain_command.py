@@ -69,7 +69,9 @@ def test_command_of_a_model_of_ones_own(capsys):
 @pytest.mark.parametrize(
     "tier, flags, text",
     [
-        ("avx512", "", "none: avx512 is the fastest"),
+        ("amx", "", "none: amx is the fastest"),
+        ("avx512", "avx2", "amx needs a CPU with amx_tile, amx_bf16"),
+        ("avx512", "avx2 amx_tile amx_bf16", "amx: unset ATEN_CPU_CAPABILITY; Linux 5.16 or later"),
         ("avx2", "avx2 fma", "avx512 needs a CPU with avx512f, avx512bw, avx512vl, avx512dq"),
         ("avx2", "avx2 fma avx512f avx512bw avx512vl avx512dq", "avx512: unset ATEN_CPU_CAPABILITY"),
         ("default", "fma", "avx2 needs a CPU with avx2"),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same
+from conftest import VECTORS, assert_same
 from torch import Tensor, nn
 
 import torch_blocked as tb
@@ -208,7 +208,7 @@ def test_one_tensor_serves_several_transposed_convolutions():
                 assert_same(F.conv_transpose1d(src, wei, **window), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(tb.isa() != "avx512", reason="two blocks have kernels on AVX-512 only")
+@pytest.mark.skipif(VECTORS != "avx512", reason="two blocks have kernels on AVX-512 only")
 def test_kept_weights_serve_each_block():
     model = torch.nn.Conv2d(32, 32, 3, bias=False).to(tb.blocked)
     x = torch.randn(1, 32, 12, 12)

@@ -8,13 +8,15 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import padding_is_zero
+from conftest import VECTORS, padding_is_zero
 from kernel_cases import run
 
 import torch_blocked as tb
 from torch_blocked import library
 from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format, weight_format
+
+pytestmark = pytest.mark.usefixtures("vectors")  # which the choice is between here; of tiles: test_amx.py
 
 # (n, ic, oc, ih, iw, padding): tiles whole and ragged, channels around the block, images smaller than a tile.
 SHAPES = [
@@ -277,7 +279,7 @@ def algorithm(x, w, mode=None, **window):
     [
         ((1, 64, 56, 56, 64, 3), {"padding": 1}, "winograd_f4"),
         ((16, 512, 14, 14, 512, 3), {"padding": 1}, "winograd_f4"),
-        ((1, 512, 7, 7, 512, 3), {"padding": 1}, SMALL_IMAGE[tb.isa()]),
+        ((1, 512, 7, 7, 512, 3), {"padding": 1}, SMALL_IMAGE[VECTORS]),
         ((1, 64, 56, 56, 64, 3), {"padding": 1, "stride": 2}, "winograd_f4"),
         ((1, 256, 28, 28, 256, 3), {"padding": 1, "stride": 2}, "winograd_f2"),
         ((1, 64, 2, 2, 128, 3), {"padding": 1, "stride": 2}, "direct"),

@@ -154,7 +154,7 @@ upsample_backward_op = ops.upsample_backward.default
 
 
 def isa() -> str:
-    """The kernels' instruction set on this CPU: "avx512", "avx2" or "default"; ATEN_CPU_CAPABILITY lowers it."""
+    """The kernels' instruction set on this CPU: "amx", "avx512", "avx2" or "default"; ATEN_CPU_CAPABILITY lowers it."""
     return ops.isa()
 
 
@@ -164,7 +164,7 @@ def isa_block() -> int:
 
 
 def set_isa(name: str) -> None:
-    """Lowers the kernels' instruction set to "avx2" or "default", or back; never above what the CPU has."""
+    """Lowers the kernels' instruction set to another of `isa`'s, or back; never above what the CPU has."""
     global _isa_block
     ops.set_isa(name)
     _isa_block = ops.isa_block()
@@ -173,6 +173,11 @@ def set_isa(name: str) -> None:
 def set_caches(l1: int, l2: int) -> None:
     """Cuts work up as for a core with caches of so many bytes; zeros: with this CPU's own."""
     ops.set_caches(l1, l2)
+
+
+def set_amx_always(always: bool) -> None:
+    """Whether tiles take every convolution that they can, not only those that they are estimated to be faster for."""
+    ops.set_amx_always(always)
 
 
 def core_round_trip() -> float | None:

@@ -138,8 +138,8 @@ std::vector<const Algorithm*> algorithms_by_rows(std::span<const Conv> convs, st
   for (size_t i = 0; i < convs.size(); i++) {
     const Conv& c = convs[i];
     const Algorithm* const its = &choose(c, keys[i] ? PackedWeights::instance().uses(*keys[i], false) : 1);
-    if ((its != &conv_first && its != &conv_direct && its != &conv_depthwise) || c.pad_h > (c.kh - 1) * c.dilation_h)
-      return {};
+    const bool by_rows = its == &conv_first || its == &conv_amx || its == &conv_direct || its == &conv_depthwise;
+    if (!by_rows || c.pad_h > (c.kh - 1) * c.dilation_h) return {};
     algorithms.push_back(its);
   }
   return algorithms;

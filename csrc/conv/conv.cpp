@@ -10,7 +10,7 @@
 
 namespace torch_blocked {
 
-static const Algorithm* const algorithms[] = {&conv_first, &conv_depthwise, &conv_direct, &conv_reference};
+static const Algorithm* const algorithms[] = {&conv_first, &conv_depthwise, &conv_amx, &conv_direct, &conv_reference};
 // What a convolution of some kernels can be done by instead.
 static const struct {
   const Algorithm* algorithm;

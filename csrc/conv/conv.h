@@ -103,6 +103,9 @@ inline bool allows(Winograd mode, Winograd its_mode) {
   return mode == Winograd::Auto || mode == Winograd::Always || mode == its_mode;
 }
 
+// For tests: whether tiles (amx.cpp) take all that they can, not only what they are estimated to be faster for.
+void set_amx_always(bool always);
+
 // The algorithm for a problem; deterministic in its arguments, the ISA tier and set_winograd. `uses` is how many calls
 // share one packing of the weights; without `packing` it is one that keeps none.
 const Algorithm& choose(const Conv& conv, double uses, bool packing = true);
@@ -228,7 +231,7 @@ class PaddedPostOps {
   std::vector<float> keep_;
 };
 
-extern const Algorithm conv_first, conv_direct, conv_depthwise, conv_reference;
+extern const Algorithm conv_first, conv_amx, conv_direct, conv_depthwise, conv_reference;
 extern const Algorithm conv_winograd_f4, conv_winograd_f4_unpacked, conv_winograd_f2, conv_grouped_winograd_f4,
     conv_grouped_winograd_f2, conv_first_winograd;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "amx.h"
 #include "winograd.h"
 
 namespace torch_blocked {
@@ -13,7 +14,7 @@ struct Core {
   double flops;               // floating point operations a second in the inner loops
   double transformed_vector;  // seconds to transform one vector of a tile, there or back
 };
-constexpr Core cores[] = {{12e9, 8e-9}, {110e9, 2e-9}, {150e9, 2e-9}};  // default, AVX2, AVX-512
+constexpr Core cores[] = {{12e9, 8e-9}, {110e9, 2e-9}, {150e9, 2e-9}, {150e9, 2e-9}};  // default, AVX2, AVX-512, AMX
 
 // Bytes a second from memory, all cores together: between two calls of a layer the rest of the network has been through
 // the caches, so its weights come from there.
@@ -106,6 +107,20 @@ double direct_seconds(const Conv& c) {
   if (c.stride_h > 1 || c.dilation_h >= wide) part *= inside(c.ih, c.oh, c.kh, c.stride_h, c.dilation_h, c.pad_h);
   if (c.stride_w > 1 || c.dilation_w >= wide) part *= inside(c.iw, c.ow, c.kw, c.stride_w, c.dilation_w, c.pad_w);
   return product_seconds(c, pixels(c), taps(c), part * (1 + 1 / call_cols(c)));
+}
+
+// Products by tiles, in the measure of those by vectors, and the parts of src and of the weights, as often as they are
+// made: fitted to layers of ResNet-50 (Granite Rapids).
+double amx_seconds(const Conv& c) {
+  constexpr double flops = 280e9, src_vector = 5.5e-9, wei_vector = 4.4e-9;
+  const AmxWork w(c);
+  const double threads = double(c.nthreads), rows = std::ceil(double(w.pixels) / amx_rows) * amx_rows;
+  const double lanes = double(w.steps() * amx_row), products = lanes * padded(c.oc, c.block);
+  const double src = rows * lanes / double(c.block) * (w.split_oc ? threads : 1);
+  const double tiles = w.keeps_weights ? 0 : rows / AmxWork::most_pixels;
+  const double wei = products / double(c.block) * std::max(w.split_oc ? 1 : threads, tiles);
+  return std::max(2 * rows * products / (flops * threads), wei_seconds(c, taps(c))) +
+         (src * src_vector + wei * wei_vector) / threads;
 }
 
 // For a row of taps each kernel call also begins, and moves its pixels' lanes where it reads others than its own.

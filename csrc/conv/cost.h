@@ -5,6 +5,8 @@
 namespace torch_blocked {
 
 double direct_seconds(const Conv& conv);
+// Of float32 on tiles of bfloat16.
+double amx_seconds(const Conv& conv);
 // Of groups, as conv/depthwise.cpp does them.
 double depthwise_seconds(const Conv& conv);
 // Of F(m x m, 3 x 3), m 2 or 4.

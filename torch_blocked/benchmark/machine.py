@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 from pathlib import Path
 
 import torch
@@ -16,7 +17,11 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPUINFO = Path("/proc/cpuinfo")
 
 # What the CPU must have for a tier of kernels, as /proc/cpuinfo calls it; "default" needs nothing.
-TIERS = {"avx2": ("avx2", "fma"), "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")}
+TIERS = {
+    "avx2": ("avx2", "fma"),
+    "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
+    "amx": ("amx_tile", "amx_bf16"),
+}
 
 
 def describe() -> dict[str, str | int]:
@@ -36,12 +41,13 @@ def faster_tier() -> str:
     """What a faster tier of kernels than the present one would need."""
     faster = list(TIERS)[("default", *TIERS).index(tb.isa()) :]
     if not faster:
-        return "none: avx512 is the fastest"
+        return "none: amx is the fastest"
     flags = (_field(_CPUINFO, "flags") or "").split()
-    missing = [flag for flag in TIERS[faster[0]] if flag not in flags]
-    if missing:
+    possible = list(itertools.takewhile(lambda tier: set(TIERS[tier]) <= set(flags), faster))
+    if not possible:
+        missing = [flag for flag in TIERS[faster[0]] if flag not in flags]
         return f"{faster[0]} needs a CPU with {', '.join(missing)}"
-    return f"{faster[-1] if set(TIERS[faster[-1]]) <= set(flags) else faster[0]}: unset ATEN_CPU_CAPABILITY"
+    return f"{possible[-1]}: unset ATEN_CPU_CAPABILITY" + ("; Linux 5.16 or later" if possible[-1] == "amx" else "")
 
 
 def round_trip_ns() -> float | None:

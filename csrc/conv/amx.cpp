@@ -1,0 +1,491 @@
+// Direct convolution on tiles of bfloat16, see kernels/amx.h: dense, of a blocked src, any filter.
+//
+// The pixels of dst are taken in one row, whatever lies between them in memory. A tile of them is computed from some
+// steps after the other, each a tap of two blocks of input channels: the parts of the src that a step reads lie in
+// scratch, a row for each pixel, zeros in the padding, and so do those of the weights of two blocks of output channels
+// for the steps of one call, while all pixels of the tile are multiplied with them. Products leave the vectors idle:
+// they make the parts that are multiplied next.
+#include "amx.h"
+
+#include <atomic>
+#include <vector>
+
+#include "../caches.h"
+#include "../parallel.h"
+#include "../scratch.h"
+#include "cost.h"
+#include "window.h"
+
+namespace torch_blocked {
+namespace {
+
+constexpr int64_t call_steps = 4;  // whose weights lie in L1, beside the tiles of src that pass through it
+// That are summed in one go; these sums are then added up, which keeps the error of long ones small.
+constexpr int64_t sum_steps = 8;
+static_assert(sum_steps % call_steps == 0);
+
+const AmxKernels* amx(const Conv& c) {
+  return isa() == Isa::AMX && c.block == isa_block(Isa::AMX) ? &TORCH_BLOCKED_KERNELS(amx_kernels, Isa::AMX) : nullptr;
+}
+
+std::atomic<bool> always = false;
+
+bool can(const Conv& c) {
+  return amx(c) && c.groups == 1 && c.ic >= c.block && c.src_md.single_block(1) == c.block &&
+         c.src_md.strides[3] == c.block && (always || amx_seconds(c) < direct_seconds(c));
+}
+
+// This thread's tiles, in their first state again afterwards: a thread that has none is switched to and from faster.
+class TileRegisters {
+ public:
+  explicit TileRegisters(const AmxKernels& kernels) : kernels_(kernels) { kernels_.configure(); }
+  ~TileRegisters() { kernels_.release(); }
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
+
+ private:
+  const AmxKernels& kernels_;
+};
+
+// Floats that hold so many tiles of parts.
+constexpr int64_t floats(int64_t tiles) {
+  return tiles * amx_wei_block * int64_t(sizeof(Part)) / int64_t(sizeof(float));
+}
+
+struct Pixels {
+  int64_t begin, end;
+};
+
+struct Plan : AmxWork {
+  const Conv& conv;
+  const AmxKernels& kernels;
+  PaddedPostOps post_ops;
+  int64_t rows, cols;  // of dst, in all images; a plane is one row where src is one, too, and each pixel reads its own
+  // Of the filter and a pair of input blocks.
+  struct Step {
+    int64_t pair, kd, kh, kw;
+    bool has_second;  // block of the pair
+    int64_t wei;      // where its weights begin, in those of an output block
+  };
+  std::vector<Step> step_list;
+  int64_t chunk;       // steps whose src is in scratch, and that are summed, at a time
+  int64_t unit, tile;  // pixels of dst that are shared among threads as one; and most of a tile
+  bool stream;
+  bool one_image;  // dst's pixels of an image lie one behind the other, in a cache
+
+  explicit Plan(const Conv& c);
+  int64_t units() const { return (pixels + unit - 1) / unit; }
+  bool is_one_chunk() const { return chunk == steps(); }
+
+  // Of src, and of the weights, what is multiplied and what is split meanwhile.
+  int64_t src_floats() const { return 2 * chunk * floats(tile / amx_rows); }
+  int64_t wei_floats() const {
+    return floats(keeps_weights ? steps() * (oc_blocks + oc_blocks % 2) : 2 * call_steps * amx_most_blocks);
+  }
+  int64_t sums_block() const { return tile * conv.block; }
+  // Of the tile's sums: whole ones, and a part.
+  int64_t whole_sums_floats() const { return (is_one_chunk() ? amx_most_blocks : oc_blocks) * sums_block(); }
+  int64_t sums_floats() const { return whole_sums_floats() + amx_most_blocks * sums_block(); }
+
+  int64_t wei_ic_block() const { return conv.kh * conv.kw * conv.block * conv.block; }
+  void list_steps();
+
+  // Calls body(row, first column, columns, pixels before it) for each row of dst in pixels [begin, end).
+  template <class Body>
+  void for_each_row(int64_t begin, int64_t end, const Body& body) const {
+    for (int64_t at = begin, count; at < end; at += count) {
+      const int64_t row = at / cols, col = at % cols;
+      count = std::min(cols - col, end - at);
+      body(row, col, count, at - begin);
+    }
+  }
+  const float* src_row(int64_t row, int64_t pair, int64_t kd, int64_t kh) const;
+  int64_t dst_offset(int64_t row, int64_t col, int64_t oc_block) const;
+};
+
+Plan::Plan(const Conv& c)
+    : AmxWork(c),
+      conv(c),
+      kernels(*amx(c)),
+      post_ops(c),
+      rows(c.n * c.od * c.oh),
+      cols(c.ow),
+      stream(streams_dst(c)),
+      one_image(!stream && !c.phase) {
+  list_steps();
+  const bool own_pixel = c.kd * c.kh * c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0;
+  const bool one_row = c.oh == 1 || (c.dst_row() == c.ow * c.dst_pixel() && c.src_md.strides[2] == c.iw * c.block);
+  if (own_pixel && one_row && c.oh == c.ih && c.ow == c.iw) rows = c.n * c.od, cols = c.oh * c.ow;
+
+  // Parts of src: a fifth of L2, beside those that are made meanwhile.
+  constexpr int64_t fewest_units = 16;
+  const int64_t budget = caches().l2 / 5, unit_bytes = floats(1) * sizeof(float);
+  chunk = std::min(steps(), sum_steps);
+  const int64_t fitting = budget / (chunk * unit_bytes) * amx_rows / amx_pixels * amx_pixels;
+  tile = std::clamp<int64_t>(fitting, amx_pixels, most_pixels);
+  unit = pixels >= fewest_units * c.nthreads * amx_pixels ? amx_pixels : amx_rows;
+}
+
+// A pair's taps one after the other, so that src is read once.
+void Plan::list_steps() {
+  const Conv& c = conv;
+  const int64_t tap = c.block * c.block, ic_blocks = (c.ic + c.block - 1) / c.block;
+  step_list.reserve(steps());
+  for (int64_t pair = 0; pair < ic_pairs; pair++)
+    for (int64_t kd = 0; kd < c.kd; kd++)
+      for (int64_t kh = 0; kh < c.kh; kh++)
+        for (int64_t kw = 0; kw < c.kw; kw++)
+          step_list.push_back({pair, kd, kh, kw, 2 * pair + 1 < ic_blocks,
+                               (2 * pair * c.kd + kd) * wei_ic_block() + (kh * c.kw + kw) * tap});
+}
+
+// Where the src of a pair's first block begins that dst row `row` reads by a row of the filter; null where that lies in
+// the padding.
+const float* Plan::src_row(int64_t row, int64_t pair, int64_t kd, int64_t kh) const {
+  const Conv& c = conv;
+  const int64_t dst_rows = rows / (c.n * c.od), plane = row / dst_rows;
+  const int64_t id = plane % c.od * c.stride_d - c.pad_d + kd * c.dilation_d;
+  const int64_t ih = row % dst_rows * c.stride_h - c.pad_h + kh * c.dilation_h;
+  if (id < 0 || id >= c.id || ih < 0 || ih >= c.ih) return nullptr;
+  const int64_t* strides = c.src_md.strides;
+  return c.src + plane / c.od * strides[0] + 2 * pair * strides[1] + id * strides[4] + ih * strides[2];
+}
+
+int64_t Plan::dst_offset(int64_t row, int64_t col, int64_t oc_block) const {
+  const Conv& c = conv;
+  const int64_t dst_rows = rows / (c.n * c.od), plane = row / dst_rows;
+  return plane / c.od * c.dst_image() + oc_block * c.dst_block() + plane % c.od * c.dst_plane() +
+         row % dst_rows * c.dst_row() + col * c.dst_pixel();
+}
+
+// One thread's way through ranges of pixels, each for output blocks [oc_begin, oc_end).
+class Worker {
+ public:
+  Worker(const Plan& plan, int64_t oc_begin, int64_t oc_end)
+      : plan_(plan),
+        conv_(plan.conv),
+        oc_begin_(oc_begin),
+        oc_end_(oc_end),
+        src_(reinterpret_cast<Part*>(Scratch::get(plan.src_floats() + plan.wei_floats() + plan.sums_floats()))),
+        wei_(src_ + plan.src_floats() * 2),
+        sums_(reinterpret_cast<float*>(wei_ + plan.wei_floats() * 2)) {}
+
+  template <class NextTile>
+  void compute(const NextTile& next_tile);
+  bool saw_finite() const { return finite_; }
+
+ private:
+  // Of a tile, as many as a call of a kernel takes.
+  struct Piece {
+    Pixels pixels;
+    int64_t dst;  // where block 0 of them lies in dst, if their sums can, too; else -1
+  };
+  // All pixels of a tile and some steps, of a chunk of them, for some output blocks.
+  struct Call {
+    int64_t tile, chunk, oc_block, step;
+  };
+  struct Sums {
+    float* at;
+    int64_t block;  // to those of the next output block
+  };
+  // Sums that are to be added up or, the last, to become dst.
+  struct Ready {
+    Pixels pixels{0, 0};
+    int64_t oc_block = 0;
+    Sums sums{};
+    float* part = nullptr;
+    bool last = false;  // with the epilogue
+  };
+
+  const Pixels& pixels(const Call& at) const { return tiles_[at.tile % 2]; }
+  int64_t chunk_end(const Call& at) const { return std::min(at.chunk + plan_.chunk, plan_.steps()); }
+  int64_t call_end(const Call& at) const { return std::min(at.step + call_steps, chunk_end(at)); }
+  int64_t blocks(const Call& at) const { return std::min<int64_t>(amx_most_blocks, oc_end_ - at.oc_block); }
+  bool begins_chunk(const Call& at) const { return at.oc_block == oc_begin_ && at.step == at.chunk; }
+  // To the next; false at the end of the last tile that is known.
+  bool advance_chunk(Call& at) const;
+  bool advance(Call& at) const;
+
+  // Steps after `chunk` of a tile, or the same of the next one, are in the other half.
+  Part* src(const Call& at) const {
+    const int64_t chunks = (plan_.steps() + plan_.chunk - 1) / plan_.chunk;
+    return src_ + (at.tile * chunks + at.chunk / plan_.chunk) % 2 * plan_.src_floats();
+  }
+  Part* wei(const Call& at, int64_t call) const {
+    if (!plan_.keeps_weights) return wei_ + call % 2 * call_steps * amx_wei_step;
+    return wei_ + ((at.oc_block - oc_begin_) * plan_.steps() + at.step * amx_most_blocks) * amx_wei_block;
+  }
+
+  // The weights of a call's first output block.
+  const float* wei_block(const Call& at) const { return conv_.wei + at.oc_block * conv_.wei_md.strides[0]; }
+
+  void list_src_row(int64_t step, int64_t row, int64_t col, int64_t cols, Part* dst);
+  void list_src(const Call& at);
+  void list_pieces(const Pixels& tile);
+  void list_weights(const Call& at, int64_t call);
+  void take_src(int64_t calls);
+  void multiply(const Call& at, int64_t call);
+  void finish();
+
+  const Plan& plan_;
+  const Conv& conv_;
+  const int64_t oc_begin_, oc_end_;
+  const bool has_epilogue_ = !conv_.post_ops.are_none();
+  Part *const src_, *const wei_;
+  float* const sums_;
+  Pixels tiles_[2];  // that is computed, and the next one
+  int64_t ntiles_ = 0;
+  std::vector<SplitRun> src_runs_, runs_;  // of the next chunk of src; and what is split during this call
+  size_t src_run_ = 0;                     // the first of src_runs_ that is left
+  int64_t src_left_ = 0;                   // vectors of those
+  std::vector<Piece> pieces_;              // of the tile
+  Ready ready_;
+  bool finite_ = true;
+};
+
+bool Worker::advance_chunk(Call& at) const {
+  at.chunk += plan_.chunk;
+  if (at.chunk >= plan_.steps()) at.chunk = 0, at.tile++;
+  at.step = at.chunk;
+  at.oc_block = oc_begin_;
+  return at.tile < ntiles_;
+}
+
+bool Worker::advance(Call& at) const {
+  at.step = call_end(at);
+  if (at.step < chunk_end(at)) return true;
+  at.step = at.chunk;
+  at.oc_block += amx_most_blocks;
+  return at.oc_block < oc_end_ || advance_chunk(at);
+}
+
+// Where the second block of a pair is missing.
+constexpr float no_channels[16] = {};
+
+// What a step reads for these columns of a row of dst.
+void Worker::list_src_row(int64_t step, int64_t row, int64_t col, int64_t cols, Part* dst) {
+  const Conv& c = conv_;
+  const Plan::Step& at = plan_.step_list[step];
+  const float* const src = plan_.src_row(row, at.pair, at.kd, at.kh);
+  const int64_t src_cols = plan_.cols == c.ow ? c.iw : plan_.cols, dst_part = amx_pixels * amx_row;
+  // Of these columns the first and the end of those that read src, not padding.
+  const int64_t first = col * c.stride_w - c.pad_w + at.kw * c.dilation_w;
+  const auto before = [&](int64_t iw) {
+    return iw <= first ? 0 : std::min(cols, (iw - first + c.stride_w - 1) / c.stride_w);
+  };
+  const int64_t begin = src ? before(0) : cols, end = src ? std::max(begin, before(src_cols)) : cols;
+  for (int part = 0; part < amx_parts; part++) {
+    std::fill_n(dst + part * dst_part, begin * amx_row, Part(0));
+    std::fill_n(dst + part * dst_part + end * amx_row, (cols - end) * amx_row, Part(0));
+  }
+  if (begin == end) return;
+  src_left_ += end - begin;
+  const int64_t stride = c.stride_w * c.block;
+  const float* const from = src + (first + begin * c.stride_w) * c.block;
+  const bool two = at.has_second;
+  src_runs_.push_back({from, two ? from + c.src_md.strides[1] : no_channels, stride, two ? stride : 0, end - begin,
+                       dst + begin * amx_row, dst_part, 0});
+}
+
+// A tile's src for the steps of a chunk. What is behind its last pixel is of an older tile: no dst is made of its sums.
+void Worker::list_src(const Call& at) {
+  const Pixels tile = pixels(at);
+  src_runs_.clear();
+  src_run_ = 0;
+  src_left_ = 0;
+  for (int64_t step = at.chunk; step < chunk_end(at); step++) {
+    Part* dst = src(at) + (step - at.chunk) * amx_src_step;
+    for (int64_t begin = tile.begin; begin < tile.end; begin += amx_pixels, dst += plan_.chunk * amx_src_step)
+      plan_.for_each_row(begin, std::min(begin + amx_pixels, tile.end),
+                         [&](int64_t row, int64_t col, int64_t cols, int64_t pixel) {
+                           list_src_row(step, row, col, cols, dst + pixel * amx_row);
+                         });
+  }
+}
+
+// The weights of a call; those of the one after it are fetched meanwhile.
+void Worker::list_weights(const Call& at, int64_t call) {
+  if (plan_.keeps_weights && at.tile > 0) return;
+  const Conv& c = conv_;
+  Call after = at;
+  const bool more = advance(after) && after.step + call_end(at) - at.step <= plan_.steps();
+  const int64_t to_next = more ? wei_block(after) - wei_block(at) : 0;
+  for (int64_t i = 0; i < call_end(at) - at.step; i++)
+    for (int64_t b = 0; b < blocks(at); b++) {
+      const Plan::Step& step = plan_.step_list[at.step + i];
+      const float* const first = wei_block(at) + b * c.wei_md.strides[0] + step.wei;
+      const int64_t ahead = more ? to_next + plan_.step_list[after.step + i].wei - step.wei : 0;
+      runs_.push_back({first, step.has_second ? first + c.kd * plan_.wei_ic_block() : no_channels, c.block,
+                       step.has_second ? c.block : 0, c.block, wei(at, call) + i * amx_wei_step + b * amx_wei_block,
+                       amx_rows * amx_row, ahead});
+    }
+}
+
+// Some of the src that is left, so that `calls` calls take all.
+void Worker::take_src(int64_t calls) {
+  for (int64_t wanted = (src_left_ + calls - 1) / calls, n; wanted > 0; wanted -= n) {
+    SplitRun& run = src_runs_[src_run_];
+    n = std::min(wanted, run.count);
+    runs_.push_back(run);
+    runs_.back().count = n;
+    run.first += n * run.first_stride, run.second += n * run.second_stride;
+    run.dst += n * amx_row;
+    run.count -= n;
+    src_run_ += run.count == 0;
+    src_left_ -= n;
+  }
+}
+
+// The sums can lie in dst where whole tile registers can be stored there.
+void Worker::list_pieces(const Pixels& tile) {
+  const int64_t image = plan_.pixels / conv_.n;
+  pieces_.clear();
+  for (int64_t begin = tile.begin, end; begin < tile.end; begin = end) {
+    end = std::min(begin + amx_pixels, tile.end);
+    const bool in_dst = plan_.one_image && (end - begin) % amx_rows == 0 && begin / image == (end - 1) / image;
+    pieces_.push_back({{begin, end}, in_dst ? plan_.dst_offset(begin / plan_.cols, begin % plan_.cols, 0) : -1});
+  }
+}
+
+// The sums of the last call of a kernel; one call later, so that the tiles' products are not waited for.
+void Worker::finish() {
+  const Conv& c = conv_;
+  const int64_t oc_block = ready_.oc_block, begin = ready_.pixels.begin, end = ready_.pixels.end;
+  const int64_t blocks = std::min<int64_t>(amx_most_blocks, oc_end_ - oc_block);
+  const Sums sums = ready_.sums;
+  for (int64_t b = 0; ready_.part && b < blocks; b++)
+    plan_.kernels.add(ready_.part + b * plan_.sums_block(), sums.at + b * sums.block, (end - begin) * c.block);
+  ready_.part = nullptr;
+  if (!ready_.last) return;
+  ready_.last = false;
+  plan_.for_each_row(begin, end, [&](int64_t row, int64_t col, int64_t cols, int64_t pixel) {
+    const int64_t offset = plan_.dst_offset(row, col, oc_block);
+    Epilogue epilogue = plan_.post_ops.at(oc_block, blocks, offset);
+    plan_.kernels.finish(sums.at + pixel * c.block, sums.block, blocks, epilogue, c.dst + offset, c.dst_block(),
+                         c.dst_pixel(), cols, plan_.stream);
+  });
+}
+
+// Two tile registers of pixels at a time. The sums begin with step 0; after some steps they begin anew, in a part that
+// is then added to them.
+void Worker::multiply(const Call& at, int64_t call) {
+  const int64_t end = call_end(at), calls = pieces_.size();
+  int64_t vectors = 0;
+  for (const SplitRun& run : runs_) vectors += run.count;
+  SplitQueue queue;
+  queue.run = runs_.data(), queue.end = queue.run + runs_.size();
+  queue.pace = (vectors + calls * (end - at.step) * amx_products - 1) / (calls * (end - at.step) * amx_products);
+
+  AmxProducts a;
+  a.src = src(at) + (at.step - at.chunk) * amx_src_step;
+  a.wei = wei(at, call);
+  a.steps = end - at.step;
+  a.first = at.step == at.chunk;
+  a.queue = &queue;
+  const Conv& c = conv_;
+  const int64_t sums_block = plan_.sums_block(), oc_block = plan_.is_one_chunk() ? 0 : at.oc_block - oc_begin_;
+  const bool in_part = at.chunk > 0, adds = end == chunk_end(at), last = end == plan_.steps();
+  float *whole = sums_ + oc_block * sums_block, *part = sums_ + plan_.whole_sums_floats();
+  for (const auto& [pixels, dst] : pieces_) {
+    if (calls == 1) finish();
+    const Sums sums =
+        dst < 0 ? Sums{whole, sums_block} : Sums{c.dst + dst + at.oc_block * c.dst_block(), c.dst_block()};
+    a.sums = in_part ? part : sums.at;
+    a.sums_block = in_part ? sums_block : sums.block;
+    plan_.kernels.multiply[pixels.end - pixels.begin > amx_rows][blocks(at) - 1](a);
+    finish();
+    ready_ = {pixels, at.oc_block, sums, in_part && adds ? part : nullptr, last && (dst < 0 || has_epilogue_)};
+    a.src += plan_.chunk * amx_src_step;
+    whole += amx_pixels * c.block, part += amx_pixels * c.block;
+  }
+  plan_.kernels.split(queue);
+  finite_ &= queue.finite;
+}
+
+// All tiles that next_tile(pixels) gives, until it returns false.
+template <class NextTile>
+void Worker::compute(const NextTile& next_tile) {
+  if (!next_tile(tiles_[0])) return;
+  ntiles_ = 1;
+  Call at{0, 0, oc_begin_, 0};
+  int64_t call = 0, calls_left = 1;
+  list_src(at);
+  list_weights(at, call);
+  take_src(1);
+  SplitQueue first{runs_.data(), runs_.data() + runs_.size(), 0};
+  plan_.kernels.split(first);
+  finite_ &= first.finite;
+  for (bool more = true; more; call++) {
+    if (begins_chunk(at)) {
+      if (at.chunk == 0) {
+        finish();
+        list_pieces(pixels(at));
+        ntiles_ += next_tile(tiles_[(at.tile + 1) % 2]);
+      }
+      Call chunk = at;
+      if (advance_chunk(chunk)) list_src(chunk);
+      calls_left = (oc_end_ - oc_begin_ + 1) / 2 * ((chunk_end(at) - at.chunk + call_steps - 1) / call_steps);
+    }
+    Call next = at;
+    more = advance(next);
+    runs_.clear();
+    if (more) list_weights(next, call + 1);
+    take_src(calls_left--);
+    multiply(at, call);
+    at = next;
+  }
+  finish();
+  if (plan_.stream) finish_streams();
+}
+
+// The tiles of the ranges that a thread takes of all units, as even as possible.
+class Tiles {
+ public:
+  Tiles(const Plan& plan, Ranges& ranges, int64_t thread) : plan_(plan), ranges_(ranges), thread_(thread) {}
+
+  bool next(Pixels& tile) {
+    if (begin_ == end_ && !ranges_.take(thread_, begin_, end_)) return false;
+    tile.begin = begin_ * plan_.unit;
+    begin_ += Calls(end_ - begin_, plan_.tile / plan_.unit).size(0);
+    tile.end = std::min(begin_ * plan_.unit, plan_.pixels);
+    return true;
+  }
+
+ private:
+  const Plan& plan_;
+  Ranges& ranges_;
+  const int64_t thread_;
+  int64_t begin_ = 0, end_ = 0;
+};
+
+// Parts of what is not finite have no sum: then all of dst is computed anew, by vectors.
+void run(const Conv& c) {
+  const Plan plan(c);
+  std::atomic<bool> finite = true;
+  const int64_t pairs = (plan.oc_blocks + 1) / 2, units = plan.units();
+  const auto compute = [&](int64_t oc_begin, int64_t oc_end, Ranges& ranges, int64_t thread) {
+    Worker worker(plan, oc_begin, oc_end);
+    Tiles tiles(plan, ranges, thread);
+    worker.compute([&](Pixels& tile) { return tiles.next(tile); });
+    if (!worker.saw_finite()) finite = false;
+  };
+  Ranges shared(plan.split_oc ? pairs : units, c.nthreads,
+                plan.split_oc ? std::max<int64_t>(1, pairs / c.nthreads) : 4);
+  parallel(c.nthreads, [&](int64_t thread, int64_t) {
+    const TileRegisters registers(plan.kernels);
+    if (!plan.split_oc) return compute(0, plan.oc_blocks, shared, thread);
+    for (int64_t begin, end; shared.take(thread, begin, end);) {
+      Ranges all(units, 1, units);
+      compute(2 * begin, std::min(2 * end, plan.oc_blocks), all, 0);
+    }
+  });
+  if (!finite) conv_direct.run(c);
+}
+
+}  // namespace
+
+void set_amx_always(bool on) { always = on; }
+
+const Algorithm conv_amx = {"direct_amx", can, by_blocks, run, nullptr, amx_seconds};
+
+}  // namespace torch_blocked
