@@ -19,10 +19,8 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t call_steps = 4;  // whose weights lie in L1, beside the tiles of src that pass through it
-// That are summed in one go; these sums are then added up, which keeps the error of long ones small.
-constexpr int64_t sum_steps = 8;
-static_assert(sum_steps % call_steps == 0);
+// That are multiplied, and summed, in one call; these sums are then added up, which keeps the error of long ones small.
+constexpr int64_t most_steps = 8;
 
 const AmxKernels* amx(const Conv& c) {
   return isa() == Isa::AMX && c.block == isa_block(Isa::AMX) ? &TORCH_BLOCKED_KERNELS(amx_kernels, Isa::AMX) : nullptr;
@@ -68,7 +66,7 @@ struct Plan : AmxWork {
     int64_t wei;      // where its weights begin, in those of an output block
   };
   std::vector<Step> step_list;
-  int64_t chunk;       // steps whose src is in scratch, and that are summed, at a time
+  int64_t chunk;       // steps of a call, whose src is in scratch
   int64_t unit, tile;  // pixels of dst that are shared among threads as one; and most of a tile
   bool stream;
   bool one_image;  // dst's pixels of an image lie one behind the other, in a cache
@@ -80,7 +78,7 @@ struct Plan : AmxWork {
   // Of src, and of the weights, what is multiplied and what is split meanwhile.
   int64_t src_floats() const { return 2 * chunk * floats(tile / amx_rows); }
   int64_t wei_floats() const {
-    return floats(keeps_weights ? steps() * (oc_blocks + oc_blocks % 2) : 2 * call_steps * amx_most_blocks);
+    return floats(keeps_weights ? steps() * (oc_blocks + oc_blocks % 2) : 2 * chunk * amx_most_blocks);
   }
   int64_t sums_block() const { return tile * conv.block; }
   // Of the tile's sums: whole ones, and a part.
@@ -120,7 +118,7 @@ Plan::Plan(const Conv& c)
   // Parts of src: a fifth of L2, beside those that are made meanwhile.
   constexpr int64_t fewest_units = 16;
   const int64_t budget = caches().l2 / 5, unit_bytes = floats(1) * sizeof(float);
-  chunk = std::min(steps(), sum_steps);
+  chunk = std::min(steps(), most_steps);
   const int64_t fitting = budget / (chunk * unit_bytes) * amx_rows / amx_pixels * amx_pixels;
   tile = std::clamp<int64_t>(fitting, amx_pixels, most_pixels);
   unit = pixels >= fewest_units * c.nthreads * amx_pixels ? amx_pixels : amx_rows;
@@ -180,9 +178,9 @@ class Worker {
     Pixels pixels;
     int64_t dst;  // where block 0 of them lies in dst, if their sums can, too; else -1
   };
-  // All pixels of a tile and some steps, of a chunk of them, for some output blocks.
+  // All pixels of a tile and a chunk of steps, of which this is the first, for some output blocks.
   struct Call {
-    int64_t tile, chunk, oc_block, step;
+    int64_t tile, chunk, oc_block;
   };
   struct Sums {
     float* at;
@@ -199,9 +197,8 @@ class Worker {
 
   const Pixels& pixels(const Call& at) const { return tiles_[at.tile % 2]; }
   int64_t chunk_end(const Call& at) const { return std::min(at.chunk + plan_.chunk, plan_.steps()); }
-  int64_t call_end(const Call& at) const { return std::min(at.step + call_steps, chunk_end(at)); }
   int64_t blocks(const Call& at) const { return std::min<int64_t>(amx_most_blocks, oc_end_ - at.oc_block); }
-  bool begins_chunk(const Call& at) const { return at.oc_block == oc_begin_ && at.step == at.chunk; }
+  bool begins_chunk(const Call& at) const { return at.oc_block == oc_begin_; }
   // To the next; false at the end of the last tile that is known.
   bool advance_chunk(Call& at) const;
   bool advance(Call& at) const;
@@ -212,8 +209,8 @@ class Worker {
     return src_ + (at.tile * chunks + at.chunk / plan_.chunk) % 2 * plan_.src_floats();
   }
   Part* wei(const Call& at, int64_t call) const {
-    if (!plan_.keeps_weights) return wei_ + call % 2 * call_steps * amx_wei_step;
-    return wei_ + ((at.oc_block - oc_begin_) * plan_.steps() + at.step * amx_most_blocks) * amx_wei_block;
+    if (!plan_.keeps_weights) return wei_ + call % 2 * plan_.chunk * amx_wei_step;
+    return wei_ + ((at.oc_block - oc_begin_) * plan_.steps() + at.chunk * amx_most_blocks) * amx_wei_block;
   }
 
   // The weights of a call's first output block.
@@ -246,15 +243,11 @@ class Worker {
 bool Worker::advance_chunk(Call& at) const {
   at.chunk += plan_.chunk;
   if (at.chunk >= plan_.steps()) at.chunk = 0, at.tile++;
-  at.step = at.chunk;
   at.oc_block = oc_begin_;
   return at.tile < ntiles_;
 }
 
 bool Worker::advance(Call& at) const {
-  at.step = call_end(at);
-  if (at.step < chunk_end(at)) return true;
-  at.step = at.chunk;
   at.oc_block += amx_most_blocks;
   return at.oc_block < oc_end_ || advance_chunk(at);
 }
@@ -308,13 +301,13 @@ void Worker::list_weights(const Call& at, int64_t call) {
   if (plan_.keeps_weights && at.tile > 0) return;
   const Conv& c = conv_;
   Call after = at;
-  const bool more = advance(after) && after.step + call_end(at) - at.step <= plan_.steps();
+  const bool more = advance(after) && after.chunk + chunk_end(at) - at.chunk <= plan_.steps();
   const int64_t to_next = more ? wei_block(after) - wei_block(at) : 0;
-  for (int64_t i = 0; i < call_end(at) - at.step; i++)
+  for (int64_t i = 0; i < chunk_end(at) - at.chunk; i++)
     for (int64_t b = 0; b < blocks(at); b++) {
-      const Plan::Step& step = plan_.step_list[at.step + i];
+      const Plan::Step& step = plan_.step_list[at.chunk + i];
       const float* const first = wei_block(at) + b * c.wei_md.strides[0] + step.wei;
-      const int64_t ahead = more ? to_next + plan_.step_list[after.step + i].wei - step.wei : 0;
+      const int64_t ahead = more ? to_next + plan_.step_list[after.chunk + i].wei - step.wei : 0;
       runs_.push_back({first, step.has_second ? first + c.kd * plan_.wei_ic_block() : no_channels, c.block,
                        step.has_second ? c.block : 0, c.block, wei(at, call) + i * amx_wei_step + b * amx_wei_block,
                        amx_rows * amx_row, ahead});
@@ -366,25 +359,24 @@ void Worker::finish() {
   });
 }
 
-// Two tile registers of pixels at a time. The sums begin with step 0; after some steps they begin anew, in a part that
-// is then added to them.
+// Two tile registers of pixels at a time. The sums of the first chunk are whole ones; those of another are a part that
+// is added to them.
 void Worker::multiply(const Call& at, int64_t call) {
-  const int64_t end = call_end(at), calls = pieces_.size();
+  const int64_t end = chunk_end(at), steps = end - at.chunk, calls = pieces_.size();
   int64_t vectors = 0;
   for (const SplitRun& run : runs_) vectors += run.count;
   SplitQueue queue;
   queue.run = runs_.data(), queue.end = queue.run + runs_.size();
-  queue.pace = (vectors + calls * (end - at.step) * amx_products - 1) / (calls * (end - at.step) * amx_products);
+  queue.pace = (vectors + calls * steps * amx_products - 1) / (calls * steps * amx_products);
 
   AmxProducts a;
-  a.src = src(at) + (at.step - at.chunk) * amx_src_step;
+  a.src = src(at);
   a.wei = wei(at, call);
-  a.steps = end - at.step;
-  a.first = at.step == at.chunk;
+  a.steps = steps;
   a.queue = &queue;
   const Conv& c = conv_;
   const int64_t sums_block = plan_.sums_block(), oc_block = plan_.is_one_chunk() ? 0 : at.oc_block - oc_begin_;
-  const bool in_part = at.chunk > 0, adds = end == chunk_end(at), last = end == plan_.steps();
+  const bool in_part = at.chunk > 0, last = end == plan_.steps();
   float *whole = sums_ + oc_block * sums_block, *part = sums_ + plan_.whole_sums_floats();
   for (const auto& [pixels, dst] : pieces_) {
     if (calls == 1) finish();
@@ -394,7 +386,7 @@ void Worker::multiply(const Call& at, int64_t call) {
     a.sums_block = in_part ? sums_block : sums.block;
     plan_.kernels.multiply[pixels.end - pixels.begin > amx_rows][blocks(at) - 1](a);
     finish();
-    ready_ = {pixels, at.oc_block, sums, in_part && adds ? part : nullptr, last && (dst < 0 || has_epilogue_)};
+    ready_ = {pixels, at.oc_block, sums, in_part ? part : nullptr, last && (dst < 0 || has_epilogue_)};
     a.src += plan_.chunk * amx_src_step;
     whole += amx_pixels * c.block, part += amx_pixels * c.block;
   }
@@ -407,7 +399,7 @@ template <class NextTile>
 void Worker::compute(const NextTile& next_tile) {
   if (!next_tile(tiles_[0])) return;
   ntiles_ = 1;
-  Call at{0, 0, oc_begin_, 0};
+  Call at{0, 0, oc_begin_};
   int64_t call = 0, calls_left = 1;
   list_src(at);
   list_weights(at, call);
@@ -424,7 +416,7 @@ void Worker::compute(const NextTile& next_tile) {
       }
       Call chunk = at;
       if (advance_chunk(chunk)) list_src(chunk);
-      calls_left = (oc_end_ - oc_begin_ + 1) / 2 * ((chunk_end(at) - at.chunk + call_steps - 1) / call_steps);
+      calls_left = (oc_end_ - oc_begin_ + 1) / 2;
     }
     Call next = at;
     more = advance(next);

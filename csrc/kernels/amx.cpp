@@ -83,14 +83,6 @@ void split(SplitQueue& queue) { Splitting(queue).split(std::numeric_limits<int64
 
 // Tiles 0 to 3 hold the sums, [src tile][block], 4 and 5 src, 6 and 7 weights.
 template <int Tiles, int Blocks>
-inline void load_sums(const float* sums, int64_t block_stride) {
-  _tile_loadd(0, sums, row_bytes);
-  if constexpr (Blocks == 2) _tile_loadd(1, sums + block_stride, row_bytes);
-  if constexpr (Tiles == 2) _tile_loadd(2, sums + amx_rows * block, row_bytes);
-  if constexpr (Tiles == 2 && Blocks == 2) _tile_loadd(3, sums + block_stride + amx_rows * block, row_bytes);
-}
-
-template <int Tiles, int Blocks>
 inline void store_sums(float* sums, int64_t block_stride) {
   _tile_stored(0, sums, row_bytes);
   if constexpr (Blocks == 2) _tile_stored(1, sums + block_stride, row_bytes);
@@ -134,10 +126,7 @@ template <int Tiles, int Blocks>
 void multiply(const AmxProducts& a) {
   const Part *src = a.src, *wei = a.wei;
   Splitting splitting(*a.queue);
-  if (a.first)
-    zero_sums();
-  else
-    load_sums<Tiles, Blocks>(a.sums, a.sums_block);
+  zero_sums();
   for (int64_t step = 0; step < a.steps; step++, src += amx_src_step, wei += amx_wei_step) {
     UNROLL for (int i = 0; i < amx_products; i++) {
       const auto [s, w] = products[i];

@@ -49,7 +49,6 @@ struct AmxProducts {
   int64_t steps;
   float* sums;  // [block][pixel][output channel]
   int64_t sums_block;
-  bool first;  // the sums begin here; else those in memory are added to
   SplitQueue* queue;
 };
 
