@@ -58,7 +58,7 @@ struct Plan : AmxWork {
   const Conv& conv;
   const AmxKernels& kernels;
   PaddedPostOps post_ops;
-  int64_t rows, cols;  // of dst, in all images; a plane is one row where src is one, too, and each pixel reads its own
+  int64_t rows;  // of dst, in all images; a plane is one row where src is one, too, and each pixel reads its own
   // Of the filter and a pair of input blocks.
   struct Step {
     int64_t pair, kd, kh, kw;
@@ -66,8 +66,10 @@ struct Plan : AmxWork {
     int64_t wei;      // where its weights begin, in those of an output block
   };
   std::vector<Step> step_list;
-  int64_t chunk;       // steps of a call, whose src is in scratch
-  int64_t unit, tile;  // pixels of dst that are shared among threads as one; and most of a tile
+  std::vector<int64_t> src_steps;  // where the src of each begins in scratch
+  int64_t src_part, src_piece;  // from one part of it to the next, and for as many pixels as a call of a kernel takes
+  int64_t chunk;                // steps of a call, whose src is in scratch
+  int64_t unit, tile;           // pixels of dst that are shared among threads as one; and most of a tile
   bool stream;
   bool one_image;  // dst's pixels of an image lie one behind the other, in a cache
 
@@ -75,8 +77,12 @@ struct Plan : AmxWork {
   int64_t units() const { return (pixels + unit - 1) / unit; }
   bool is_one_chunk() const { return chunk == steps(); }
 
-  // Of src, and of the weights, what is multiplied and what is split meanwhile.
-  int64_t src_floats() const { return 2 * chunk * floats(tile / amx_rows); }
+  // All windows, with what is read behind the last; else, as of the weights, what is multiplied and what is split
+  // meanwhile.
+  int64_t src_floats() const {
+    if (!windows) return 2 * chunk * floats(tile / amx_rows);
+    return (ic_pairs * conv.kd * amx_parts * src_part + (shift_w + amx_pixels) * amx_row) / 2;
+  }
   int64_t wei_floats() const {
     return floats(keeps_weights ? steps() * (oc_blocks + oc_blocks % 2) : 2 * chunk * amx_most_blocks);
   }
@@ -85,6 +91,7 @@ struct Plan : AmxWork {
   int64_t whole_sums_floats() const { return (is_one_chunk() ? amx_most_blocks : oc_blocks) * sums_block(); }
   int64_t sums_floats() const { return whole_sums_floats() + amx_most_blocks * sums_block(); }
 
+  bool has_second(int64_t pair) const { return 2 * pair + 1 < (conv.ic + conv.block - 1) / conv.block; }
   int64_t wei_ic_block() const { return conv.kh * conv.kw * conv.block * conv.block; }
   void list_steps();
 
@@ -97,7 +104,7 @@ struct Plan : AmxWork {
       body(row, col, count, at - begin);
     }
   }
-  const float* src_row(int64_t row, int64_t pair, int64_t kd, int64_t kh) const;
+  const float* src_row(int64_t plane, int64_t pair, int64_t kd, int64_t ih) const;
   int64_t dst_offset(int64_t row, int64_t col, int64_t oc_block) const;
 };
 
@@ -107,10 +114,8 @@ Plan::Plan(const Conv& c)
       kernels(*amx(c)),
       post_ops(c),
       rows(c.n * c.od * c.oh),
-      cols(c.ow),
       stream(streams_dst(c)),
-      one_image(!stream && !c.phase) {
-  list_steps();
+      one_image(!stream && !c.phase && cols == c.ow) {
   const bool own_pixel = c.kd * c.kh * c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0;
   const bool one_row = c.oh == 1 || (c.dst_row() == c.ow * c.dst_pixel() && c.src_md.strides[2] == c.iw * c.block);
   if (own_pixel && one_row && c.oh == c.ih && c.ow == c.iw) rows = c.n * c.od, cols = c.oh * c.ow;
@@ -119,31 +124,45 @@ Plan::Plan(const Conv& c)
   constexpr int64_t fewest_units = 16;
   const int64_t budget = caches().l2 / 5, unit_bytes = floats(1) * sizeof(float);
   chunk = std::min(steps(), most_steps);
-  const int64_t fitting = budget / (chunk * unit_bytes) * amx_rows / amx_pixels * amx_pixels;
-  tile = std::clamp<int64_t>(fitting, amx_pixels, most_pixels);
-  unit = pixels >= fewest_units * c.nthreads * amx_pixels ? amx_pixels : amx_rows;
+  if (windows) {
+    unit = cols;
+    tile = (tile_rows * cols + amx_pixels - 1) / amx_pixels * amx_pixels;
+    src_part = window_pixels(tile_rows) * amx_row;
+    src_piece = amx_pixels * amx_row;
+  } else {
+    const int64_t fitting = budget / (chunk * unit_bytes) * amx_rows / amx_pixels * amx_pixels;
+    tile = std::clamp<int64_t>(fitting, amx_pixels, most_pixels);
+    unit = pixels >= fewest_units * c.nthreads * amx_pixels ? amx_pixels : amx_rows;
+    src_part = amx_pixels * amx_row;
+    src_piece = chunk * amx_src_step;
+  }
+  list_steps();
 }
 
 // A pair's taps one after the other, so that src is read once.
 void Plan::list_steps() {
   const Conv& c = conv;
-  const int64_t tap = c.block * c.block, ic_blocks = (c.ic + c.block - 1) / c.block;
+  const int64_t tap = c.block * c.block;
   step_list.reserve(steps());
+  src_steps.reserve(steps());
   for (int64_t pair = 0; pair < ic_pairs; pair++)
     for (int64_t kd = 0; kd < c.kd; kd++)
       for (int64_t kh = 0; kh < c.kh; kh++)
-        for (int64_t kw = 0; kw < c.kw; kw++)
-          step_list.push_back({pair, kd, kh, kw, 2 * pair + 1 < ic_blocks,
-                               (2 * pair * c.kd + kd) * wei_ic_block() + (kh * c.kw + kw) * tap});
+        for (int64_t kw = 0; kw < c.kw; kw++) {
+          step_list.push_back(
+              {pair, kd, kh, kw, has_second(pair), (2 * pair * c.kd + kd) * wei_ic_block() + (kh * c.kw + kw) * tap});
+          const int64_t row = kh * c.dilation_h, col = kw * c.dilation_w, i = src_steps.size();
+          const int64_t phase = row % c.stride_h * (c.kw > 1 ? c.stride_w : 1) + col % c.stride_w;
+          const int64_t pixel = (phase * (tile_rows + shift_h) + row / c.stride_h) * cols + col / c.stride_w;
+          src_steps.push_back(windows ? (pair * c.kd + kd) * amx_parts * src_part + pixel * amx_row
+                                      : i % chunk * amx_src_step);
+        }
 }
 
-// Where the src of a pair's first block begins that dst row `row` reads by a row of the filter; null where that lies in
-// the padding.
-const float* Plan::src_row(int64_t row, int64_t pair, int64_t kd, int64_t kh) const {
+// Row ih of src, in a pair's first block, for a plane of dst and of the filter; null where it is in the padding.
+const float* Plan::src_row(int64_t plane, int64_t pair, int64_t kd, int64_t ih) const {
   const Conv& c = conv;
-  const int64_t dst_rows = rows / (c.n * c.od), plane = row / dst_rows;
   const int64_t id = plane % c.od * c.stride_d - c.pad_d + kd * c.dilation_d;
-  const int64_t ih = row % dst_rows * c.stride_h - c.pad_h + kh * c.dilation_h;
   if (id < 0 || id >= c.id || ih < 0 || ih >= c.ih) return nullptr;
   const int64_t* strides = c.src_md.strides;
   return c.src + plane / c.od * strides[0] + 2 * pair * strides[1] + id * strides[4] + ih * strides[2];
@@ -203,8 +222,9 @@ class Worker {
   bool advance_chunk(Call& at) const;
   bool advance(Call& at) const;
 
-  // Steps after `chunk` of a tile, or the same of the next one, are in the other half.
+  // Steps after `chunk` of a tile, or the same of the next one, are in the other half; windows there where they are.
   Part* src(const Call& at) const {
+    if (plan_.windows) return src_;
     const int64_t chunks = (plan_.steps() + plan_.chunk - 1) / plan_.chunk;
     return src_ + (at.tile * chunks + at.chunk / plan_.chunk) % 2 * plan_.src_floats();
   }
@@ -216,7 +236,9 @@ class Worker {
   // The weights of a call's first output block.
   const float* wei_block(const Call& at) const { return conv_.wei + at.oc_block * conv_.wei_md.strides[0]; }
 
-  void list_src_row(int64_t step, int64_t row, int64_t col, int64_t cols, Part* dst);
+  void list_src_row(const float* src, int64_t pair, int64_t first, int64_t cols, Part* dst);
+  void list_windows(const Pixels& tile);
+  void split_now();
   void list_src(const Call& at);
   void list_pieces(const Pixels& tile);
   void list_weights(const Call& at, int64_t call);
@@ -255,45 +277,61 @@ bool Worker::advance(Call& at) const {
 // Where the second block of a pair is missing.
 constexpr float no_channels[16] = {};
 
-// What a step reads for these columns of a row of dst.
-void Worker::list_src_row(int64_t step, int64_t row, int64_t col, int64_t cols, Part* dst) {
+// So many pixels of a row of src, a stride from each other, the first in column `first`; zeros in the padding.
+void Worker::list_src_row(const float* src, int64_t pair, int64_t first, int64_t cols, Part* dst) {
   const Conv& c = conv_;
-  const Plan::Step& at = plan_.step_list[step];
-  const float* const src = plan_.src_row(row, at.pair, at.kd, at.kh);
-  const int64_t src_cols = plan_.cols == c.ow ? c.iw : plan_.cols, dst_part = amx_pixels * amx_row;
-  // Of these columns the first and the end of those that read src, not padding.
-  const int64_t first = col * c.stride_w - c.pad_w + at.kw * c.dilation_w;
+  const int64_t src_cols = plan_.windows || plan_.cols == c.ow ? c.iw : plan_.cols;
+  // The first and the end of those that read src.
   const auto before = [&](int64_t iw) {
     return iw <= first ? 0 : std::min(cols, (iw - first + c.stride_w - 1) / c.stride_w);
   };
   const int64_t begin = src ? before(0) : cols, end = src ? std::max(begin, before(src_cols)) : cols;
   for (int part = 0; part < amx_parts; part++) {
-    std::fill_n(dst + part * dst_part, begin * amx_row, Part(0));
-    std::fill_n(dst + part * dst_part + end * amx_row, (cols - end) * amx_row, Part(0));
+    std::fill_n(dst + part * plan_.src_part, begin * amx_row, Part(0));
+    std::fill_n(dst + part * plan_.src_part + end * amx_row, (cols - end) * amx_row, Part(0));
   }
   if (begin == end) return;
   src_left_ += end - begin;
   const int64_t stride = c.stride_w * c.block;
   const float* const from = src + (first + begin * c.stride_w) * c.block;
-  const bool two = at.has_second;
+  const bool two = plan_.has_second(pair);
   src_runs_.push_back({from, two ? from + c.src_md.strides[1] : no_channels, stride, two ? stride : 0, end - begin,
-                       dst + begin * amx_row, dst_part, 0});
+                       dst + begin * amx_row, plan_.src_part, 0});
 }
 
-// A tile's src for the steps of a chunk. What is behind its last pixel is of an older tile: no dst is made of its sums.
+// Of one tap a tile's src for the steps of a chunk. What is behind its last pixel is of an older tile: no dst is made
+// of its sums.
 void Worker::list_src(const Call& at) {
+  const Conv& c = conv_;
   const Pixels tile = pixels(at);
-  src_runs_.clear();
-  src_run_ = 0;
-  src_left_ = 0;
-  for (int64_t step = at.chunk; step < chunk_end(at); step++) {
-    Part* dst = src(at) + (step - at.chunk) * amx_src_step;
-    for (int64_t begin = tile.begin; begin < tile.end; begin += amx_pixels, dst += plan_.chunk * amx_src_step)
+  const int64_t dst_rows = plan_.rows / (c.n * c.od);
+  for (int64_t i = at.chunk; i < chunk_end(at); i++) {
+    const Plan::Step& step = plan_.step_list[i];
+    Part* dst = src(at) + plan_.src_steps[i];
+    for (int64_t begin = tile.begin; begin < tile.end; begin += amx_pixels, dst += plan_.src_piece)
       plan_.for_each_row(begin, std::min(begin + amx_pixels, tile.end),
                          [&](int64_t row, int64_t col, int64_t cols, int64_t pixel) {
-                           list_src_row(step, row, col, cols, dst + pixel * amx_row);
+                           const int64_t ih = row % dst_rows * c.stride_h - c.pad_h;
+                           list_src_row(plan_.src_row(row / dst_rows, step.pair, step.kd, ih), step.pair,
+                                        col * c.stride_w - c.pad_w, cols, dst + pixel * amx_row);
                          });
   }
+}
+
+// The windows of all channels for a tile's rows of dst.
+void Worker::list_windows(const Pixels& tile) {
+  const Conv& c = conv_;
+  const int64_t first_row = tile.begin / plan_.cols, rows = (tile.end - tile.begin) / plan_.cols + plan_.shift_h;
+  const int64_t plane = first_row / c.oh, top = first_row % c.oh * c.stride_h - c.pad_h;
+  const int64_t down = c.kh > 1 ? c.stride_h : 1, across = c.kw > 1 ? c.stride_w : 1;  // phases
+  for (int64_t i = 0; i < plan_.ic_pairs * c.kd; i++)
+    for (int64_t phase = 0; phase < down * across; phase++) {
+      Part* dst =
+          src_ + i * amx_parts * plan_.src_part + phase * (plan_.tile_rows + plan_.shift_h) * plan_.cols * amx_row;
+      for (int64_t row = 0; row < rows; row++, dst += plan_.cols * amx_row)
+        list_src_row(plan_.src_row(plane, i / c.kd, i % c.kd, top + phase / across + row * c.stride_h), i / c.kd,
+                     phase % across - c.pad_w, plan_.cols, dst);
+    }
 }
 
 // The weights of a call; those of the one after it are fetched meanwhile.
@@ -327,6 +365,7 @@ void Worker::take_src(int64_t calls) {
     src_run_ += run.count == 0;
     src_left_ -= n;
   }
+  if (src_left_ == 0) src_runs_.clear(), src_run_ = 0;
 }
 
 // The sums can lie in dst where whole tile registers can be stored there.
@@ -352,6 +391,7 @@ void Worker::finish() {
   if (!ready_.last) return;
   ready_.last = false;
   plan_.for_each_row(begin, end, [&](int64_t row, int64_t col, int64_t cols, int64_t pixel) {
+    if (plan_.windows) cols = std::min(cols, c.ow - col);  // at most 0 beside dst
     const int64_t offset = plan_.dst_offset(row, col, oc_block);
     Epilogue epilogue = plan_.post_ops.at(oc_block, blocks, offset);
     plan_.kernels.finish(sums.at + pixel * c.block, sums.block, blocks, epilogue, c.dst + offset, c.dst_block(),
@@ -370,7 +410,8 @@ void Worker::multiply(const Call& at, int64_t call) {
   queue.pace = (vectors + calls * steps * amx_products - 1) / (calls * steps * amx_products);
 
   AmxProducts a;
-  a.src = src(at);
+  a.src = src(at), a.src_part = plan_.src_part;
+  a.src_steps = plan_.src_steps.data() + at.chunk;
   a.wei = wei(at, call);
   a.steps = steps;
   a.queue = &queue;
@@ -387,11 +428,21 @@ void Worker::multiply(const Call& at, int64_t call) {
     plan_.kernels.multiply[pixels.end - pixels.begin > amx_rows][blocks(at) - 1](a);
     finish();
     ready_ = {pixels, at.oc_block, sums, in_part ? part : nullptr, last && (dst < 0 || has_epilogue_)};
-    a.src += plan_.chunk * amx_src_step;
+    a.src += plan_.src_piece;
     whole += amx_pixels * c.block, part += amx_pixels * c.block;
   }
   plan_.kernels.split(queue);
   finite_ &= queue.finite;
+  runs_.clear();
+}
+
+// All that is listed.
+void Worker::split_now() {
+  take_src(1);
+  SplitQueue queue{runs_.data(), runs_.data() + runs_.size(), 0};
+  plan_.kernels.split(queue);
+  finite_ &= queue.finite;
+  runs_.clear();
 }
 
 // All tiles that next_tile(pixels) gives, until it returns false.
@@ -401,26 +452,26 @@ void Worker::compute(const NextTile& next_tile) {
   ntiles_ = 1;
   Call at{0, 0, oc_begin_};
   int64_t call = 0, calls_left = 1;
-  list_src(at);
+  if (!plan_.windows) list_src(at);
   list_weights(at, call);
-  take_src(1);
-  SplitQueue first{runs_.data(), runs_.data() + runs_.size(), 0};
-  plan_.kernels.split(first);
-  finite_ &= first.finite;
+  split_now();
   for (bool more = true; more; call++) {
     if (begins_chunk(at)) {
       if (at.chunk == 0) {
         finish();
         list_pieces(pixels(at));
         ntiles_ += next_tile(tiles_[(at.tile + 1) % 2]);
+        if (plan_.windows) {
+          list_windows(pixels(at));
+          split_now();
+        }
       }
       Call chunk = at;
-      if (advance_chunk(chunk)) list_src(chunk);
+      if (advance_chunk(chunk) && !plan_.windows) list_src(chunk);
       calls_left = (oc_end_ - oc_begin_ + 1) / 2;
     }
     Call next = at;
     more = advance(next);
-    runs_.clear();
     if (more) list_weights(next, call + 1);
     take_src(calls_left--);
     multiply(at, call);
@@ -438,7 +489,11 @@ class Tiles {
   bool next(Pixels& tile) {
     if (begin_ == end_ && !ranges_.take(thread_, begin_, end_)) return false;
     tile.begin = begin_ * plan_.unit;
-    begin_ += Calls(end_ - begin_, plan_.tile / plan_.unit).size(0);
+    const int64_t oh = plan_.conv.oh;  // rows in windows are of one plane
+    if (plan_.windows)
+      begin_ += Calls(std::min(end_ - begin_, oh - begin_ % oh), plan_.tile_rows).size(0);
+    else
+      begin_ += Calls(end_ - begin_, plan_.tile / plan_.unit).size(0);
     tile.end = std::min(begin_ * plan_.unit, plan_.pixels);
     return true;
   }
@@ -461,8 +516,9 @@ void run(const Conv& c) {
     worker.compute([&](Pixels& tile) { return tiles.next(tile); });
     if (!worker.saw_finite()) finite = false;
   };
+  const int64_t least = plan.windows ? std::min(plan.tile_rows, std::max<int64_t>(1, units / c.nthreads)) : 4;
   Ranges shared(plan.split_oc ? pairs : units, c.nthreads,
-                plan.split_oc ? std::max<int64_t>(1, pairs / c.nthreads) : 4);
+                plan.split_oc ? std::max<int64_t>(1, pairs / c.nthreads) : least);
   parallel(c.nthreads, [&](int64_t thread, int64_t) {
     const TileRegisters registers(plan.kernels);
     if (!plan.split_oc) return compute(0, plan.oc_blocks, shared, thread);

@@ -1,27 +1,51 @@
 // How a convolution on tiles (amx.cpp) is cut up, for its plan and for its estimate.
 #pragma once
+#include "../caches.h"
 #include "../kernels/amx.h"
 #include "conv.h"
 
 namespace torch_blocked {
 
+// The src that the taps of a filter read for some dst rows lies in windows, by phases of its rows and columns (modulo
+// the stride), each as wide as dst and what the last tap sees beyond: so a tap reads, for one pixel of dst after the
+// other, one pixel of a window after the other, and for the columns beside dst what is not used.
 struct AmxWork {
-  static constexpr int64_t most_pixels = 256;         // of a tile
-  static constexpr int64_t kept_weights = 384 << 10;  // bytes of all parts
-  int64_t ic_pairs, taps;                             // pairs of input blocks, and taps of the filter, that are summed
-  int64_t oc_blocks, pixels;
-  bool split_oc;  // threads share the output channels, not the pixels: each then makes all parts of src, not of the
-                  // weights, which are more
+  static constexpr int64_t most_pixels = 256, most_window_pixels = 512;  // of a tile
+  static constexpr int64_t kept_weights = 384 << 10;                     // bytes of all parts
+  int64_t ic_pairs, taps;    // pairs of input blocks, and taps of the filter, that are summed
+  bool windows;              // else there is one tap, whose src is split as it lies
+  int64_t phases;            // of windows
+  int64_t shift_h, shift_w;  // rows and columns of a window beyond those of dst
+  int64_t cols, pixels;      // of dst; of windows with the columns beside it
+  int64_t oc_blocks;
+  int64_t tile_rows;  // of dst, in windows at a time
+  bool split_oc;      // threads share the output channels, not the pixels: each then makes all parts of src, not of the
+                      // weights, which are more
   bool keeps_weights;  // whose parts are made once, not for each tile of pixels
 
   explicit AmxWork(const Conv& c)
       : ic_pairs(((c.ic + c.block - 1) / c.block + 1) / 2),
         taps(c.kd * c.kh * c.kw),
+        windows(c.kh * c.kw > 1),
+        phases((c.kh > 1 ? c.stride_h : 1) * (c.kw > 1 ? c.stride_w : 1)),
+        shift_h((c.kh - 1) * c.dilation_h / c.stride_h),
+        shift_w((c.kw - 1) * c.dilation_w / c.stride_w),
+        cols(c.ow + (windows ? shift_w : 0)),
+        pixels(c.n * c.od * c.oh * cols),
         oc_blocks(c.oc_blocks()),
-        pixels(c.n * c.od * c.oh * c.ow),
         split_oc(c.padded_oc() > pixels && oc_blocks >= 2 * c.nthreads),
-        keeps_weights(steps() * oc_blocks * amx_wei_block * int64_t(sizeof(Part)) <= kept_weights) {}
+        keeps_weights(steps() * oc_blocks * amx_wei_block * int64_t(sizeof(Part)) <= kept_weights) {
+    const auto bytes = [&](int64_t rows) {
+      return window_pixels(rows) * c.kd * ic_pairs * amx_parts * amx_row * int64_t(sizeof(Part)) +
+             rows * cols * c.padded_oc() * int64_t(sizeof(float));
+    };
+    tile_rows = 1;
+    while (tile_rows < c.oh && (tile_rows + 1) * cols <= most_window_pixels && bytes(tile_rows + 1) <= caches().l2 / 2)
+      tile_rows++;
+  }
   int64_t steps() const { return ic_pairs * taps; }
+  // Of all phases, one part of one pair of input blocks.
+  int64_t window_pixels(int64_t rows) const { return phases * (rows + shift_h) * cols; }
 };
 
 }  // namespace torch_blocked

@@ -124,13 +124,14 @@ constexpr struct {
 
 template <int Tiles, int Blocks>
 void multiply(const AmxProducts& a) {
-  const Part *src = a.src, *wei = a.wei;
+  const Part* wei = a.wei;
   Splitting splitting(*a.queue);
   zero_sums();
-  for (int64_t step = 0; step < a.steps; step++, src += amx_src_step, wei += amx_wei_step) {
+  for (int64_t step = 0; step < a.steps; step++, wei += amx_wei_step) {
+    const Part* const src = a.src + a.src_steps[step];
     UNROLL for (int i = 0; i < amx_products; i++) {
       const auto [s, w] = products[i];
-      if (i == 0 || s != products[i - 1].src) load_src<Tiles>(src + s * amx_pixels * amx_row);
+      if (i == 0 || s != products[i - 1].src) load_src<Tiles>(src + s * a.src_part);
       if (i == 0 || w != products[i - 1].wei) load_wei<Blocks>(wei + w * amx_rows * amx_row);
       add_products<Tiles, Blocks>();
       splitting.split(a.queue->pace);

@@ -44,8 +44,10 @@ struct SplitQueue {
 // Sums of one or two tiles of pixels for one or two blocks of output channels: of src[t][step] * wei[b][step] over the
 // steps, each of two blocks of input channels.
 struct AmxProducts {
-  const Part* src;  // [step][part][pixel of two tiles][lane]
-  const Part* wei;  // [step][block][part][pair of lanes][output channel][lane]
+  const Part* src;           // [part][pixel][lane] of a step begins at its offset
+  const int64_t* src_steps;  // these, of each step
+  int64_t src_part;          // from one part to the next
+  const Part* wei;           // [step][block][part][pair of lanes][output channel][lane]
   int64_t steps;
   float* sums;  // [block][pixel][output channel]
   int64_t sums_block;
