@@ -2,9 +2,9 @@
 //
 // The pixels of dst are taken in one row, whatever lies between them in memory. A tile of them is computed from some
 // steps after the other, each a tap of two blocks of input channels: the parts of the src that a step reads lie in
-// scratch, a row for each pixel, zeros in the padding, and so do those of the weights of two blocks of output channels
-// for the steps of one call, while all pixels of the tile are multiplied with them. Products leave the vectors idle:
-// they make the parts that are multiplied next.
+// scratch, a row for each pixel, zeros in the padding (of several taps in windows, see amx.h), and so do those of the
+// weights of two blocks of output channels for the steps of one call, while all pixels of the tile are multiplied with
+// them. Products leave the vectors idle: they make the parts that are multiplied next.
 #include "amx.h"
 
 #include <atomic>
@@ -14,7 +14,6 @@
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
-#include "window.h"
 
 namespace torch_blocked {
 namespace {
@@ -30,7 +29,7 @@ std::atomic<bool> always = false;
 
 bool can(const Conv& c) {
   return amx(c) && c.groups == 1 && c.ic >= c.block && c.src_md.single_block(1) == c.block &&
-         c.src_md.strides[3] == c.block && (always || amx_seconds(c) < direct_seconds(c));
+         c.src_md.strides[3] == c.block && AmxWork(c).fits() && (always || amx_seconds(c) < direct_seconds(c));
 }
 
 // This thread's tiles, in their first state again afterwards: a thread that has none is switched to and from faster.
@@ -189,7 +188,7 @@ class Worker {
 
   template <class NextTile>
   void compute(const NextTile& next_tile);
-  bool saw_finite() const { return finite_; }
+  bool is_finite() const { return finite_; }
 
  private:
   // Of a tile, as many as a call of a kernel takes.
@@ -514,7 +513,7 @@ void run(const Conv& c) {
     Worker worker(plan, oc_begin, oc_end);
     Tiles tiles(plan, ranges, thread);
     worker.compute([&](Pixels& tile) { return tiles.next(tile); });
-    if (!worker.saw_finite()) finite = false;
+    if (!worker.is_finite()) finite = false;
   };
   const int64_t least = plan.windows ? std::min(plan.tile_rows, std::max<int64_t>(1, units / c.nthreads)) : 4;
   Ranges shared(plan.split_oc ? pairs : units, c.nthreads,

@@ -12,11 +12,12 @@ namespace torch_blocked {
 struct AmxWork {
   static constexpr int64_t most_pixels = 256, most_window_pixels = 512;  // of a tile
   static constexpr int64_t kept_weights = 384 << 10;                     // bytes of all parts
-  int64_t ic_pairs, taps;    // pairs of input blocks, and taps of the filter, that are summed
-  bool windows;              // else there is one tap, whose src is split as it lies
-  int64_t phases;            // of windows
-  int64_t shift_h, shift_w;  // rows and columns of a window beyond those of dst
-  int64_t cols, pixels;      // of dst; of windows with the columns beside it
+  static constexpr int64_t most_window_bytes = 32 << 20;                 // of widely dilated filters on many channels
+  int64_t ic_pairs, planes, taps;  // pairs of input blocks, and planes and taps of the filter, that are summed
+  bool windows;                    // else there is one tap, whose src is split as it lies
+  int64_t phases;                  // of windows
+  int64_t shift_h, shift_w;        // rows and columns of a window beyond those of dst
+  int64_t cols, pixels;            // of dst; of windows with the columns beside it
   int64_t oc_blocks;
   int64_t tile_rows;  // of dst, in windows at a time
   bool split_oc;      // threads share the output channels, not the pixels: each then makes all parts of src, not of the
@@ -25,6 +26,7 @@ struct AmxWork {
 
   explicit AmxWork(const Conv& c)
       : ic_pairs(((c.ic + c.block - 1) / c.block + 1) / 2),
+        planes(c.kd),
         taps(c.kd * c.kh * c.kw),
         windows(c.kh * c.kw > 1),
         phases((c.kh > 1 ? c.stride_h : 1) * (c.kw > 1 ? c.stride_w : 1)),
@@ -36,8 +38,7 @@ struct AmxWork {
         split_oc(c.padded_oc() > pixels && oc_blocks >= 2 * c.nthreads),
         keeps_weights(steps() * oc_blocks * amx_wei_block * int64_t(sizeof(Part)) <= kept_weights) {
     const auto bytes = [&](int64_t rows) {
-      return window_pixels(rows) * c.kd * ic_pairs * amx_parts * amx_row * int64_t(sizeof(Part)) +
-             rows * cols * c.padded_oc() * int64_t(sizeof(float));
+      return window_bytes(rows) + rows * cols * c.padded_oc() * int64_t(sizeof(float));
     };
     tile_rows = 1;
     while (tile_rows < c.oh && (tile_rows + 1) * cols <= most_window_pixels && bytes(tile_rows + 1) <= caches().l2 / 2)
@@ -46,6 +47,11 @@ struct AmxWork {
   int64_t steps() const { return ic_pairs * taps; }
   // Of all phases, one part of one pair of input blocks.
   int64_t window_pixels(int64_t rows) const { return phases * (rows + shift_h) * cols; }
+  // Of all pairs and parts.
+  int64_t window_bytes(int64_t rows) const {
+    return window_pixels(rows) * planes * ic_pairs * amx_parts * amx_row * int64_t(sizeof(Part));
+  }
+  bool fits() const { return !windows || window_bytes(tile_rows) <= most_window_bytes; }
 };
 
 }  // namespace torch_blocked
