@@ -27,27 +27,24 @@ bool is_amx_permitted() {
 bool is_amx_permitted() { return false; }
 #endif
 
-Isa detect() {
+// Permission, which raises what the process needs for a signal's stack, is asked for only if AMX is wished for.
+Isa detect(Isa wish) {
 #if TORCH_BLOCKED_X86
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (avx512) return is_amx_permitted() ? Isa::AMX : Isa::AVX512;
+  if (avx512) return wish == Isa::AMX && is_amx_permitted() ? Isa::AMX : Isa::AVX512;
   return avx2 ? Isa::AVX2 : Isa::Default;
 #else
   return Isa::Default;
 #endif
 }
 
-Isa lowered_by_environment(Isa tier) {
+Isa wished_by_environment() {
   const char* text = std::getenv("ATEN_CPU_CAPABILITY");
-  if (text == nullptr) return tier;
-  const std::string wish = text;
-  if (wish == "default") return Isa::Default;
-  if (wish == "avx2") return std::min(tier, Isa::AVX2);
-  if (wish == "avx512") return std::min(tier, Isa::AVX512);
-  return tier;
+  const std::string wish = text ? text : "";
+  return wish == "default" ? Isa::Default : wish == "avx2" ? Isa::AVX2 : wish == "avx512" ? Isa::AVX512 : Isa::AMX;
 }
 
 std::atomic<Isa>& current() {
@@ -58,7 +55,7 @@ std::atomic<Isa>& current() {
 }  // namespace
 
 Isa best_isa() {
-  static const Isa best = lowered_by_environment(detect());
+  static const Isa best = std::min(wished_by_environment(), detect(wished_by_environment()));
   return best;
 }
 

@@ -125,7 +125,7 @@ def test_magnitudes(tiles, scale, bound):
 
 
 # What has no parts, or parts whose products are not a number although float32's are.
-UNUSUAL = [float("inf"), -float("inf"), float("nan"), 3.4e38, -3.4028e38]
+UNUSUAL = [float("inf"), -float("inf"), float("nan"), 3.4e38, -3.4028e38, 1e19]
 
 
 @pytest.mark.parametrize("where", ["src", "weight"])
@@ -139,7 +139,27 @@ def test_what_has_no_parts(tiles, value, where):
     library.set_isa("amx")
     y = convolve(x, w, None, args)
     assert padding_is_zero(y)
-    assert torch.equal(y.physical.nan_to_num(0, 1, 2), expected.nan_to_num(0, 1, 2))
+    anew = slice(1, 2) if where == "src" else slice(None)  # the images that no tile computes
+    assert torch.equal(y.physical[anew].nan_to_num(0, 1, 2), expected[anew].nan_to_num(0, 1, 2))
+    torch.testing.assert_close(y.physical, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("x, w", [(1e30, 1e30), (3e20, -7e25), (1.8446743e19, 1.8446743e19), (-3e38, 2)])
+def test_products_that_overflow(tiles, x, w):
+    """As float32's: an infinity, not the NaN that infinities of both signs make, or what just does not overflow."""
+    src, wei = torch.zeros(1, 32, 4, 4), torch.zeros(16, 32, 1, 1)
+    src[:, 3], wei[:, 3] = x, w
+    expected = F.conv2d(src, wei)
+    torch.testing.assert_close(F.conv2d(src.to(tb.blocked), wei).to_dense(), expected)
+
+
+def test_images_do_not_depend_on_each_other(tiles):
+    x, w, b, args, _ = solved((3, 300, 48, 6, 6, 3, 3, 1, 1, 1, 1))
+    y = convolve(x, w, b, args).physical
+    x = x.clone()
+    x[1, 7, 2, 2] = float("nan")
+    other = convolve(x, w, b, args).physical
+    assert torch.equal(other[0::2], y[0::2]) and other[1].isnan().any()
 
 
 @pytest.mark.parametrize("shape", MORE_SHAPES[:6], ids=str)

@@ -4,10 +4,13 @@
 // steps after the other, each a tap of two blocks of input channels: the parts of the src that a step reads lie in
 // scratch, a row for each pixel, zeros in the padding (of several taps in windows, see amx.h), and so do those of the
 // weights of two blocks of output channels for the steps of one call, while all pixels of the tile are multiplied with
-// them. Products leave the vectors idle: they make the parts that are multiplied next.
+// them. Products leave the vectors idle: they make the parts that are multiplied next (those of windows are few, and
+// made before).
 #include "amx.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <vector>
 
 #include "../caches.h"
@@ -60,7 +63,7 @@ struct Plan : AmxWork {
   int64_t rows;  // of dst, in all images; a plane is one row where src is one, too, and each pixel reads its own
   // Of the filter and a pair of input blocks.
   struct Step {
-    int64_t pair, kd, kh, kw;
+    int64_t pair, kd;
     bool has_second;  // block of the pair
     int64_t wei;      // where its weights begin, in those of an output block
   };
@@ -149,7 +152,7 @@ void Plan::list_steps() {
       for (int64_t kh = 0; kh < c.kh; kh++)
         for (int64_t kw = 0; kw < c.kw; kw++) {
           step_list.push_back(
-              {pair, kd, kh, kw, has_second(pair), (2 * pair * c.kd + kd) * wei_ic_block() + (kh * c.kw + kw) * tap});
+              {pair, kd, has_second(pair), (2 * pair * c.kd + kd) * wei_ic_block() + (kh * c.kw + kw) * tap});
           const int64_t row = kh * c.dilation_h, col = kw * c.dilation_w, i = src_steps.size();
           const int64_t phase = row % c.stride_h * (c.kw > 1 ? c.stride_w : 1) + col % c.stride_w;
           const int64_t pixel = (phase * (tile_rows + shift_h) + row / c.stride_h) * cols + col / c.stride_w;
@@ -188,7 +191,7 @@ class Worker {
 
   template <class NextTile>
   void compute(const NextTile& next_tile);
-  bool is_finite() const { return finite_; }
+  bool is_in_bounds() const { return in_bounds_; }
 
  private:
   // Of a tile, as many as a call of a kernel takes.
@@ -258,7 +261,7 @@ class Worker {
   int64_t src_left_ = 0;                   // vectors of those
   std::vector<Piece> pieces_;              // of the tile
   Ready ready_;
-  bool finite_ = true;
+  bool in_bounds_ = true;
 };
 
 bool Worker::advance_chunk(Call& at) const {
@@ -431,7 +434,7 @@ void Worker::multiply(const Call& at, int64_t call) {
     whole += amx_pixels * c.block, part += amx_pixels * c.block;
   }
   plan_.kernels.split(queue);
-  finite_ &= queue.finite;
+  in_bounds_ &= queue.in_bounds;
   runs_.clear();
 }
 
@@ -440,7 +443,7 @@ void Worker::split_now() {
   take_src(1);
   SplitQueue queue{runs_.data(), runs_.data() + runs_.size(), 0};
   plan_.kernels.split(queue);
-  finite_ &= queue.finite;
+  in_bounds_ &= queue.in_bounds;
   runs_.clear();
 }
 
@@ -504,16 +507,45 @@ class Tiles {
   int64_t begin_ = 0, end_ = 0;
 };
 
-// Parts of what is not finite have no sum: then all of dst is computed anew, by vectors.
+bool is_in_bounds(const float* values, int64_t count) {
+  return std::all_of(values, values + count, [](float x) { return std::abs(x) < amx_bound; });
+}
+
+// Whether all pixels of image n are.
+bool is_in_bounds(const Conv& c, int64_t n) {
+  const int64_t* strides = c.src_md.strides;
+  for (int64_t block = 0; block < (c.ic + c.block - 1) / c.block; block++)
+    for (int64_t id = 0; id < c.id; id++)
+      for (int64_t ih = 0; ih < c.ih; ih++) {
+        const int64_t row = n * strides[0] + block * strides[1] + id * strides[4] + ih * strides[2];
+        if (!is_in_bounds(c.src + row, c.iw * c.block)) return false;
+      }
+  return true;
+}
+
+// The images whose sums by parts may not be float32's, anew by vectors: each for what is in it and in the weights
+// alone.
+void run_out_of_bounds(const Conv& c) {
+  if (!is_in_bounds(c.wei, elements(c.wei_md))) return conv_direct.run(c);
+  for (int64_t n = 0; n < c.n; n++) {
+    if (is_in_bounds(c, n)) continue;
+    Conv image = c;
+    image.n = image.src_md.dims[0] = 1;
+    image.src += n * c.src_md.strides[0];
+    image.advance_dst(n * c.dst_image());
+    conv_direct.run(image);
+  }
+}
+
 void run(const Conv& c) {
   const Plan plan(c);
-  std::atomic<bool> finite = true;
+  std::atomic<bool> in_bounds = true;
   const int64_t pairs = (plan.oc_blocks + 1) / 2, units = plan.units();
   const auto compute = [&](int64_t oc_begin, int64_t oc_end, Ranges& ranges, int64_t thread) {
     Worker worker(plan, oc_begin, oc_end);
     Tiles tiles(plan, ranges, thread);
     worker.compute([&](Pixels& tile) { return tiles.next(tile); });
-    if (!worker.is_finite()) finite = false;
+    if (!worker.is_in_bounds()) in_bounds = false;
   };
   const int64_t least = plan.windows ? std::min(plan.tile_rows, std::max<int64_t>(1, units / c.nthreads)) : 4;
   Ranges shared(plan.split_oc ? pairs : units, c.nthreads,
@@ -526,7 +558,7 @@ void run(const Conv& c) {
       compute(2 * begin, std::min(2 * end, plan.oc_blocks), all, 0);
     }
   });
-  if (!finite) conv_direct.run(c);
+  if (!in_bounds) run_out_of_bounds(c);
 }
 
 }  // namespace

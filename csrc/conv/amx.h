@@ -10,9 +10,9 @@ namespace torch_blocked {
 // the stride), each as wide as dst and what the last tap sees beyond: so a tap reads, for one pixel of dst after the
 // other, one pixel of a window after the other, and for the columns beside dst what is not used.
 struct AmxWork {
-  static constexpr int64_t most_pixels = 256, most_window_pixels = 512;  // of a tile
+  static constexpr int64_t most_pixels = 256, most_window_pixels = 512;  // of a tile of several rows
   static constexpr int64_t kept_weights = 384 << 10;                     // bytes of all parts
-  static constexpr int64_t most_window_bytes = 32 << 20;                 // of widely dilated filters on many channels
+  static constexpr double most_bytes = 32 << 20;  // a thread, of windows and sums: wide rows, dilated filters
   int64_t ic_pairs, planes, taps;  // pairs of input blocks, and planes and taps of the filter, that are summed
   bool windows;                    // else there is one tap, whose src is split as it lies
   int64_t phases;                  // of windows
@@ -20,6 +20,7 @@ struct AmxWork {
   int64_t cols, pixels;            // of dst; of windows with the columns beside it
   int64_t oc_blocks;
   int64_t tile_rows;  // of dst, in windows at a time
+  int64_t parts;      // that threads share the work in, at most
   bool split_oc;      // threads share the output channels, not the pixels: each then makes all parts of src, not of the
                       // weights, which are more
   bool keeps_weights;  // whose parts are made once, not for each tile of pixels
@@ -35,23 +36,23 @@ struct AmxWork {
         cols(c.ow + (windows ? shift_w : 0)),
         pixels(c.n * c.od * c.oh * cols),
         oc_blocks(c.oc_blocks()),
-        split_oc(c.padded_oc() > pixels && oc_blocks >= 2 * c.nthreads),
+        split_oc((c.padded_oc() > pixels || (windows && c.n * c.od * c.oh < c.nthreads)) &&
+                 oc_blocks >= 2 * c.nthreads),
         keeps_weights(steps() * oc_blocks * amx_wei_block * int64_t(sizeof(Part)) <= kept_weights) {
-    const auto bytes = [&](int64_t rows) {
-      return window_bytes(rows) + rows * cols * c.padded_oc() * int64_t(sizeof(float));
-    };
     tile_rows = 1;
     while (tile_rows < c.oh && (tile_rows + 1) * cols <= most_window_pixels && bytes(tile_rows + 1) <= caches().l2 / 2)
       tile_rows++;
+    parts = split_oc ? (oc_blocks + 1) / 2 : windows ? c.n * c.od * c.oh : (pixels + amx_rows - 1) / amx_rows;
   }
   int64_t steps() const { return ic_pairs * taps; }
   // Of all phases, one part of one pair of input blocks.
   int64_t window_pixels(int64_t rows) const { return phases * (rows + shift_h) * cols; }
-  // Of all pairs and parts.
-  int64_t window_bytes(int64_t rows) const {
-    return window_pixels(rows) * planes * ic_pairs * amx_parts * amx_row * int64_t(sizeof(Part));
+  // Of all pairs and parts, and of the sums.
+  double bytes(int64_t rows) const {
+    return double(window_pixels(rows)) * double(planes * ic_pairs * amx_parts * amx_row * int64_t(sizeof(Part))) +
+           double(rows * cols * oc_blocks) * amx_rows * sizeof(float);
   }
-  bool fits() const { return !windows || window_bytes(tile_rows) <= most_window_bytes; }
+  bool fits() const { return !windows || bytes(tile_rows) <= most_bytes; }
 };
 
 }  // namespace torch_blocked

@@ -114,12 +114,13 @@ double direct_seconds(const Conv& c) {
 double amx_seconds(const Conv& c) {
   constexpr double flops = 280e9, src_vector = 5.5e-9, wei_vector = 4.4e-9;
   const AmxWork w(c);
-  const double threads = double(c.nthreads), planes = double(c.n * c.od), blocks = double(2 * w.ic_pairs);
+  const double threads = double(std::min(c.nthreads, w.parts)), planes = double(c.n * c.od),
+               blocks = double(2 * w.ic_pairs);
   const double row_tiles = std::ceil(double(c.oh) / double(w.tile_rows));
   const double windows = std::ceil(double(w.pixels) / planes / row_tiles / amx_rows) * amx_rows * planes * row_tiles;
   const double rows = w.windows ? windows : std::ceil(double(w.pixels) / amx_rows) * amx_rows;
   const double products = double(w.steps() * amx_row) * padded(c.oc, c.block);
-  const double window_pixels = planes * double(c.kd * c.ih * c.iw);
+  const double window_pixels = planes * row_tiles * double(c.kd * w.window_pixels(w.tile_rows));
   const double src = blocks * (w.windows ? window_pixels : rows * taps(c)) * (w.split_oc ? threads : 1);
   const double tiles = w.windows ? planes * row_tiles : rows / AmxWork::most_pixels;
   const double wei = products / double(c.block) * std::max(w.split_oc ? 1 : threads, w.keeps_weights ? 0 : tiles);

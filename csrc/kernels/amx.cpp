@@ -45,7 +45,7 @@ class Splitting {
  public:
   explicit Splitting(SplitQueue& queue) : queue_(queue) {}
   ~Splitting() {
-    if (_mm512_cmp_ps_mask(zeros_, zeros_, _CMP_UNORD_Q)) queue_.finite = false;
+    if (_mm512_reduce_max_epu32(largest_) >= amx_bound_bits << 1) queue_.in_bounds = false;
   }
 
   // So many vectors.
@@ -61,6 +61,9 @@ class Splitting {
     __m512 x = _mm512_loadu_ps(run.first), y = _mm512_loadu_ps(run.second);
     __builtin_prefetch(run.first + run.ahead, 0, 2);
     __builtin_prefetch(run.second + run.ahead, 0, 2);
+    const __m512i without_sign = _mm512_slli_epi32(_mm512_castps_si512(x), 1);
+    const __m512i larger = _mm512_max_epu32(without_sign, _mm512_slli_epi32(_mm512_castps_si512(y), 1));
+    largest_ = _mm512_max_epu32(largest_, larger);
     UNROLL for (int part = 0; part < amx_parts - 1; part++) {
       const __m512i even = upper(x), odd = upper(y);
       _mm512_storeu_si512(run.dst + part * run.dst_part, in_turn(even, odd));
@@ -69,14 +72,13 @@ class Splitting {
     }
     const __m512i last = in_turn(_mm512_castps_si512(x), _mm512_castps_si512(y));
     _mm512_storeu_si512(run.dst + (amx_parts - 1) * run.dst_part, last);
-    zeros_ = _mm512_fmadd_ps(_mm512_add_ps(x, y), _mm512_setzero_ps(), zeros_);
     run.first += run.first_stride;
     run.second += run.second_stride;
     run.dst += amx_row;
   }
 
   SplitQueue& queue_;
-  __m512 zeros_ = _mm512_setzero_ps();  // NaN once a part was not finite
+  __m512i largest_ = _mm512_setzero_si512();  // of the numbers' bits, as unsigned ones, without their signs
 };
 
 void split(SplitQueue& queue) { Splitting(queue).split(std::numeric_limits<int64_t>::max()); }

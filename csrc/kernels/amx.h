@@ -15,6 +15,11 @@ namespace torch_blocked {
 
 using Part = uint16_t;  // the bits of a bfloat16
 
+// Numbers must be less than 2^63, so that no product of two parts overflows where float32's sum might not, or might to
+// an infinity: infinities of both signs would become a NaN.
+constexpr float amx_bound = 9223372036854775808.f;
+constexpr uint32_t amx_bound_bits = 0x5f000000;
+
 constexpr int amx_parts = 3, amx_products = 6;  // of a number, and of two numbers' parts
 constexpr int amx_rows = 16;                    // of a tile: pixels of src and dst, pairs of lanes of weights
 constexpr int amx_row = 32;  // parts in a row of src (two channel blocks) or of weights (two lanes of each channel)
@@ -38,7 +43,7 @@ struct SplitRun {
 struct SplitQueue {
   SplitRun *run = nullptr, *end = nullptr;
   int64_t pace = 0;
-  bool finite = true;  // all so far: else the parts' sums would not be
+  bool in_bounds = true;  // all so far
 };
 
 // Sums of one or two tiles of pixels for one or two blocks of output channels: of src[t][step] * wei[b][step] over the
