@@ -2,7 +2,8 @@
 // between two of them stays in a core's cache: layer fusion (Alwani et al., Fused-Layer CNN Accelerators, MICRO 2016).
 //
 // A thread takes the images' rows in order, and of what lies between it holds the rows that the next band still
-// reads: only where its rows meet another's is anything computed twice. Bits are those of one after the other.
+// reads: only where its rows meet another's is anything computed twice. Bits are those of one after the other, by
+// vectors where tiles (amx.cpp) would multiply one.
 #include "chain.h"
 
 #include <cmath>
@@ -137,9 +138,10 @@ std::vector<const Algorithm*> algorithms_by_rows(std::span<const Conv> convs, st
   std::vector<const Algorithm*> algorithms;
   for (size_t i = 0; i < convs.size(); i++) {
     const Conv& c = convs[i];
-    const Algorithm* const its = &choose(c, keys[i] ? PackedWeights::instance().uses(*keys[i], false) : 1);
-    const bool by_rows = its == &conv_first || its == &conv_amx || its == &conv_direct || its == &conv_depthwise;
-    if (!by_rows || c.pad_h > (c.kh - 1) * c.dilation_h) return {};
+    const Algorithm* its = &choose(c, keys[i] ? PackedWeights::instance().uses(*keys[i], false) : 1);
+    if (its == &conv_amx) its = &conv_direct;  // of few rows tiles would make the parts of all weights
+    if ((its != &conv_first && its != &conv_direct && its != &conv_depthwise) || c.pad_h > (c.kh - 1) * c.dilation_h)
+      return {};
     algorithms.push_back(its);
   }
   return algorithms;
