@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VECTORS, padding_is_zero
-from kernel_cases import CONVOLUTIONS, SHAPES, run
+from kernel_cases import CONVOLUTIONS, SHAPES, pair, run
 from test_post_ops import ACTIVATIONS, check_convolution, solved_once
 
 import torch_blocked as tb
@@ -35,10 +35,6 @@ MORE_SHAPES = [
     (3, 48, 130, 90, 91, 1, 1, 1, 0, 1, 1),
 ]
 DENSE = [shape for shape in SHAPES if shape[1] >= 16 and shape[-1] == 1] + MORE_SHAPES
-
-
-def pair(n):
-    return n if isinstance(n, tuple) else (n, n)
 
 
 @pytest.fixture

@@ -6,32 +6,23 @@
 // weights of two blocks of output channels for the steps of one call, while all pixels of the tile are multiplied with
 // them. Products leave the vectors idle: they make the parts that are multiplied next (those of windows are few, and
 // made before).
-#include "amx.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <vector>
 
-#include "../caches.h"
 #include "../parallel.h"
 #include "../scratch.h"
+#include "amx_plan.h"
 #include "cost.h"
 
 namespace torch_blocked {
 namespace {
 
-// That are multiplied, and summed, in one call; these sums are then added up, which keeps the error of long ones small.
-constexpr int64_t most_steps = 8;
-
-const AmxKernels* amx(const Conv& c) {
-  return isa() == Isa::AMX && c.block == isa_block(Isa::AMX) ? &TORCH_BLOCKED_KERNELS(amx_kernels, Isa::AMX) : nullptr;
-}
-
 std::atomic<bool> always = false;
 
 bool can(const Conv& c) {
-  return amx(c) && c.groups == 1 && c.ic >= c.block && c.src_md.single_block(1) == c.block &&
+  return amx_kernels_of(c) && c.groups == 1 && c.ic >= c.block && c.src_md.single_block(1) == c.block &&
          c.src_md.strides[3] == c.block && AmxWork(c).fits() && (always || amx_seconds(c) < direct_seconds(c));
 }
 
@@ -47,140 +38,10 @@ class TileRegisters {
   const AmxKernels& kernels_;
 };
 
-// Floats that hold so many tiles of parts.
-constexpr int64_t floats(int64_t tiles) {
-  return tiles * amx_wei_block * int64_t(sizeof(Part)) / int64_t(sizeof(float));
-}
-
-struct Pixels {
-  int64_t begin, end;
-};
-
-struct Plan : AmxWork {
-  const Conv& conv;
-  const AmxKernels& kernels;
-  PaddedPostOps post_ops;
-  int64_t rows;  // of dst, in all images; a plane is one row where src is one, too, and each pixel reads its own
-  // Of the filter and a pair of input blocks.
-  struct Step {
-    int64_t pair, kd;
-    bool has_second;  // block of the pair
-    int64_t wei;      // where its weights begin, in those of an output block
-  };
-  std::vector<Step> step_list;
-  std::vector<int64_t> src_steps;  // where the src of each begins in scratch
-  int64_t src_part, src_piece;  // from one part of it to the next, and for as many pixels as a call of a kernel takes
-  int64_t chunk;                // steps of a call, whose src is in scratch
-  int64_t unit, tile;           // pixels of dst that are shared among threads as one; and most of a tile
-  bool stream;
-  bool one_image;  // dst's pixels of an image lie one behind the other, in a cache
-
-  explicit Plan(const Conv& c);
-  int64_t units() const { return (pixels + unit - 1) / unit; }
-  bool is_one_chunk() const { return chunk == steps(); }
-
-  // All windows, with what is read behind the last; else, as of the weights, what is multiplied and what is split
-  // meanwhile.
-  int64_t src_floats() const {
-    if (!windows) return 2 * chunk * floats(tile / amx_rows);
-    return (ic_pairs * conv.kd * amx_parts * src_part + (shift_w + amx_pixels) * amx_row) / 2;
-  }
-  int64_t wei_floats() const {
-    return floats(keeps_weights ? steps() * (oc_blocks + oc_blocks % 2) : 2 * chunk * amx_most_blocks);
-  }
-  int64_t sums_block() const { return tile * conv.block; }
-  // Of the tile's sums: whole ones, and a part.
-  int64_t whole_sums_floats() const { return (is_one_chunk() ? amx_most_blocks : oc_blocks) * sums_block(); }
-  int64_t sums_floats() const { return whole_sums_floats() + amx_most_blocks * sums_block(); }
-
-  bool has_second(int64_t pair) const { return 2 * pair + 1 < (conv.ic + conv.block - 1) / conv.block; }
-  int64_t wei_ic_block() const { return conv.kh * conv.kw * conv.block * conv.block; }
-  void list_steps();
-
-  // Calls body(row, first column, columns, pixels before it) for each row of dst in pixels [begin, end).
-  template <class Body>
-  void for_each_row(int64_t begin, int64_t end, const Body& body) const {
-    for (int64_t at = begin, count; at < end; at += count) {
-      const int64_t row = at / cols, col = at % cols;
-      count = std::min(cols - col, end - at);
-      body(row, col, count, at - begin);
-    }
-  }
-  const float* src_row(int64_t plane, int64_t pair, int64_t kd, int64_t ih) const;
-  int64_t dst_offset(int64_t row, int64_t col, int64_t oc_block) const;
-};
-
-Plan::Plan(const Conv& c)
-    : AmxWork(c),
-      conv(c),
-      kernels(*amx(c)),
-      post_ops(c),
-      rows(c.n * c.od * c.oh),
-      stream(streams_dst(c)),
-      one_image(!stream && !c.phase && cols == c.ow) {
-  const bool own_pixel = c.kd * c.kh * c.kw == 1 && c.stride_h == 1 && c.stride_w == 1 && c.pad_h == 0 && c.pad_w == 0;
-  const bool one_row = c.oh == 1 || (c.dst_row() == c.ow * c.dst_pixel() && c.src_md.strides[2] == c.iw * c.block);
-  if (own_pixel && one_row && c.oh == c.ih && c.ow == c.iw) rows = c.n * c.od, cols = c.oh * c.ow;
-
-  // Parts of src: a fifth of L2, beside those that are made meanwhile.
-  constexpr int64_t fewest_units = 16;
-  const int64_t budget = caches().l2 / 5, unit_bytes = floats(1) * sizeof(float);
-  chunk = std::min(steps(), most_steps);
-  if (windows) {
-    unit = cols;
-    tile = (tile_rows * cols + amx_pixels - 1) / amx_pixels * amx_pixels;
-    src_part = window_pixels(tile_rows) * amx_row;
-    src_piece = amx_pixels * amx_row;
-  } else {
-    const int64_t fitting = budget / (chunk * unit_bytes) * amx_rows / amx_pixels * amx_pixels;
-    tile = std::clamp<int64_t>(fitting, amx_pixels, most_pixels);
-    unit = pixels >= fewest_units * c.nthreads * amx_pixels ? amx_pixels : amx_rows;
-    src_part = amx_pixels * amx_row;
-    src_piece = chunk * amx_src_step;
-  }
-  list_steps();
-}
-
-// A pair's taps one after the other, so that src is read once.
-void Plan::list_steps() {
-  const Conv& c = conv;
-  const int64_t tap = c.block * c.block;
-  step_list.reserve(steps());
-  src_steps.reserve(steps());
-  for (int64_t pair = 0; pair < ic_pairs; pair++)
-    for (int64_t kd = 0; kd < c.kd; kd++)
-      for (int64_t kh = 0; kh < c.kh; kh++)
-        for (int64_t kw = 0; kw < c.kw; kw++) {
-          step_list.push_back(
-              {pair, kd, has_second(pair), (2 * pair * c.kd + kd) * wei_ic_block() + (kh * c.kw + kw) * tap});
-          const int64_t row = kh * c.dilation_h, col = kw * c.dilation_w, i = src_steps.size();
-          const int64_t phase = row % c.stride_h * (c.kw > 1 ? c.stride_w : 1) + col % c.stride_w;
-          const int64_t pixel = (phase * (tile_rows + shift_h) + row / c.stride_h) * cols + col / c.stride_w;
-          src_steps.push_back(windows ? (pair * c.kd + kd) * amx_parts * src_part + pixel * amx_row
-                                      : i % chunk * amx_src_step);
-        }
-}
-
-// Row ih of src, in a pair's first block, for a plane of dst and of the filter; null where it is in the padding.
-const float* Plan::src_row(int64_t plane, int64_t pair, int64_t kd, int64_t ih) const {
-  const Conv& c = conv;
-  const int64_t id = plane % c.od * c.stride_d - c.pad_d + kd * c.dilation_d;
-  if (id < 0 || id >= c.id || ih < 0 || ih >= c.ih) return nullptr;
-  const int64_t* strides = c.src_md.strides;
-  return c.src + plane / c.od * strides[0] + 2 * pair * strides[1] + id * strides[4] + ih * strides[2];
-}
-
-int64_t Plan::dst_offset(int64_t row, int64_t col, int64_t oc_block) const {
-  const Conv& c = conv;
-  const int64_t dst_rows = rows / (c.n * c.od), plane = row / dst_rows;
-  return plane / c.od * c.dst_image() + oc_block * c.dst_block() + plane % c.od * c.dst_plane() +
-         row % dst_rows * c.dst_row() + col * c.dst_pixel();
-}
-
 // One thread's way through ranges of pixels, each for output blocks [oc_begin, oc_end).
 class Worker {
  public:
-  Worker(const Plan& plan, int64_t oc_begin, int64_t oc_end)
+  Worker(const AmxPlan& plan, int64_t oc_begin, int64_t oc_end)
       : plan_(plan),
         conv_(plan.conv),
         oc_begin_(oc_begin),
@@ -248,7 +109,7 @@ class Worker {
   void multiply(const Call& at, int64_t call);
   void finish();
 
-  const Plan& plan_;
+  const AmxPlan& plan_;
   const Conv& conv_;
   const int64_t oc_begin_, oc_end_;
   const bool has_epilogue_ = !conv_.post_ops.are_none();
@@ -308,7 +169,7 @@ void Worker::list_src(const Call& at) {
   const Pixels tile = pixels(at);
   const int64_t dst_rows = plan_.rows / (c.n * c.od);
   for (int64_t i = at.chunk; i < chunk_end(at); i++) {
-    const Plan::Step& step = plan_.step_list[i];
+    const AmxPlan::Step& step = plan_.step_list[i];
     Part* dst = src(at) + plan_.src_steps[i];
     for (int64_t begin = tile.begin; begin < tile.end; begin += amx_pixels, dst += plan_.src_piece)
       plan_.for_each_row(begin, std::min(begin + amx_pixels, tile.end),
@@ -345,7 +206,7 @@ void Worker::list_weights(const Call& at, int64_t call) {
   const int64_t to_next = more ? wei_block(after) - wei_block(at) : 0;
   for (int64_t i = 0; i < chunk_end(at) - at.chunk; i++)
     for (int64_t b = 0; b < blocks(at); b++) {
-      const Plan::Step& step = plan_.step_list[at.chunk + i];
+      const AmxPlan::Step& step = plan_.step_list[at.chunk + i];
       const float* const first = wei_block(at) + b * c.wei_md.strides[0] + step.wei;
       const int64_t ahead = more ? to_next + plan_.step_list[after.chunk + i].wei - step.wei : 0;
       runs_.push_back({first, step.has_second ? first + c.kd * plan_.wei_ic_block() : no_channels, c.block,
@@ -486,7 +347,7 @@ void Worker::compute(const NextTile& next_tile) {
 // The tiles of the ranges that a thread takes of all units, as even as possible.
 class Tiles {
  public:
-  Tiles(const Plan& plan, Ranges& ranges, int64_t thread) : plan_(plan), ranges_(ranges), thread_(thread) {}
+  Tiles(const AmxPlan& plan, Ranges& ranges, int64_t thread) : plan_(plan), ranges_(ranges), thread_(thread) {}
 
   bool next(Pixels& tile) {
     if (begin_ == end_ && !ranges_.take(thread_, begin_, end_)) return false;
@@ -501,7 +362,7 @@ class Tiles {
   }
 
  private:
-  const Plan& plan_;
+  const AmxPlan& plan_;
   Ranges& ranges_;
   const int64_t thread_;
   int64_t begin_ = 0, end_ = 0;
@@ -538,7 +399,7 @@ void run_out_of_bounds(const Conv& c) {
 }
 
 void run(const Conv& c) {
-  const Plan plan(c);
+  const AmxPlan plan(c);
   std::atomic<bool> in_bounds = true;
   const int64_t pairs = (plan.oc_blocks + 1) / 2, units = plan.units();
   const auto compute = [&](int64_t oc_begin, int64_t oc_end, Ranges& ranges, int64_t thread) {
