@@ -20,7 +20,7 @@ FEW_FORMATS = [tb.blocked, *map(tb.format, "nChw8c acdB16b aBcd2b4b".split())]
 
 def formats(tier, fmts=FORMATS):
     """All of them on the best tier; the lower ones differ in the CPU's own block alone."""
-    return fmts if tier == AVAILABLE[-1] else fmts[:1]
+    return fmts[:1] if tier in AVAILABLE[:-1] else fmts
 
 
 def image(channels, n=2, h=5, w=6):

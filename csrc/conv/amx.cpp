@@ -57,7 +57,7 @@ class Worker {
  private:
   // Of a tile, as many as a call of a kernel takes.
   struct Piece {
-    Pixels pixels;
+    PixelRange pixels;
     int64_t dst;  // where block 0 of them lies in dst, if their sums can, too; else -1
   };
   // All pixels of a tile and a chunk of steps, of which this is the first, for some output blocks.
@@ -70,14 +70,14 @@ class Worker {
   };
   // Sums that are to be added up or, the last, to become dst.
   struct Ready {
-    Pixels pixels{0, 0};
+    PixelRange pixels{0, 0};
     int64_t oc_block = 0;
     Sums sums{};
     float* part = nullptr;
     bool last = false;  // with the epilogue
   };
 
-  const Pixels& pixels(const Call& at) const { return tiles_[at.tile % 2]; }
+  const PixelRange& pixels(const Call& at) const { return tiles_[at.tile % 2]; }
   int64_t chunk_end(const Call& at) const { return std::min(at.chunk + plan_.chunk, plan_.steps()); }
   int64_t blocks(const Call& at) const { return std::min<int64_t>(amx_most_blocks, oc_end_ - at.oc_block); }
   bool begins_chunk(const Call& at) const { return at.oc_block == oc_begin_; }
@@ -100,10 +100,10 @@ class Worker {
   const float* wei_block(const Call& at) const { return conv_.wei + at.oc_block * conv_.wei_md.strides[0]; }
 
   void list_src_row(const float* src, int64_t pair, int64_t first, int64_t cols, Part* dst);
-  void list_windows(const Pixels& tile);
+  void list_windows(const PixelRange& tile);
   void split_now();
   void list_src(const Call& at);
-  void list_pieces(const Pixels& tile);
+  void list_pieces(const PixelRange& tile);
   void list_weights(const Call& at, int64_t call);
   void take_src(int64_t calls);
   void multiply(const Call& at, int64_t call);
@@ -115,7 +115,7 @@ class Worker {
   const bool has_epilogue_ = !conv_.post_ops.are_none();
   Part *const src_, *const wei_;
   float* const sums_;
-  Pixels tiles_[2];  // that is computed, and the next one
+  PixelRange tiles_[2];  // that is computed, and the next one
   int64_t ntiles_ = 0;
   std::vector<SplitRun> src_runs_, runs_;  // of the next chunk of src; and what is split during this call
   size_t src_run_ = 0;                     // the first of src_runs_ that is left
@@ -166,7 +166,7 @@ void Worker::list_src_row(const float* src, int64_t pair, int64_t first, int64_t
 // of its sums.
 void Worker::list_src(const Call& at) {
   const Conv& c = conv_;
-  const Pixels tile = pixels(at);
+  const PixelRange tile = pixels(at);
   const int64_t dst_rows = plan_.rows / (c.n * c.od);
   for (int64_t i = at.chunk; i < chunk_end(at); i++) {
     const AmxPlan::Step& step = plan_.step_list[i];
@@ -182,7 +182,7 @@ void Worker::list_src(const Call& at) {
 }
 
 // The windows of all channels for a tile's rows of dst.
-void Worker::list_windows(const Pixels& tile) {
+void Worker::list_windows(const PixelRange& tile) {
   const Conv& c = conv_;
   const int64_t first_row = tile.begin / plan_.cols, rows = (tile.end - tile.begin) / plan_.cols + plan_.shift_h;
   const int64_t plane = first_row / c.oh, top = first_row % c.oh * c.stride_h - c.pad_h;
@@ -232,7 +232,7 @@ void Worker::take_src(int64_t calls) {
 }
 
 // The sums can lie in dst where whole tile registers can be stored there.
-void Worker::list_pieces(const Pixels& tile) {
+void Worker::list_pieces(const PixelRange& tile) {
   const int64_t image = plan_.pixels / conv_.n;
   pieces_.clear();
   for (int64_t begin = tile.begin, end; begin < tile.end; begin = end) {
@@ -349,7 +349,7 @@ class Tiles {
  public:
   Tiles(const AmxPlan& plan, Ranges& ranges, int64_t thread) : plan_(plan), ranges_(ranges), thread_(thread) {}
 
-  bool next(Pixels& tile) {
+  bool next(PixelRange& tile) {
     if (begin_ == end_ && !ranges_.take(thread_, begin_, end_)) return false;
     tile.begin = begin_ * plan_.unit;
     const int64_t oh = plan_.conv.oh;  // rows in windows are of one plane
@@ -405,7 +405,7 @@ void run(const Conv& c) {
   const auto compute = [&](int64_t oc_begin, int64_t oc_end, Ranges& ranges, int64_t thread) {
     Worker worker(plan, oc_begin, oc_end);
     Tiles tiles(plan, ranges, thread);
-    worker.compute([&](Pixels& tile) { return tiles.next(tile); });
+    worker.compute([&](PixelRange& tile) { return tiles.next(tile); });
     if (!worker.is_in_bounds()) in_bounds = false;
   };
   const int64_t least = plan.windows ? std::min(plan.tile_rows, std::max<int64_t>(1, units / c.nthreads)) : 4;

@@ -10,7 +10,7 @@ namespace torch_blocked {
 // This CPU's kernels on tiles for blocks of conv.block channels; null where it has none.
 const AmxKernels* amx_kernels_of(const Conv& conv);
 
-struct Pixels {
+struct PixelRange {
   int64_t begin, end;
 };
 
