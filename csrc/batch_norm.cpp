@@ -59,13 +59,17 @@ struct Spread {
 
 }  // namespace
 
-void batch_norm(const BlockedShape& s, const BatchNormParameters& p, const Values& src, const Results& dst) {
-  std::vector<float> scale(s.blocks() * s.block, 0.f), shift(scale);  // zero in the padding: so is dst
-  for (int64_t c = 0; c < s.channels; c++) {
+void batch_norm_scale_shift(const BatchNormParameters& p, int64_t channels, float* scale, float* shift) {
+  for (int64_t c = 0; c < channels; c++) {
     const double weight = (p.weight ? p.weight[c] : 1.) / std::sqrt(p.var[c] + p.eps);
     scale[c] = float(weight);
     shift[c] = float((p.bias ? p.bias[c] : 0.) - p.mean[c] * weight);
   }
+}
+
+void batch_norm(const BlockedShape& s, const BatchNormParameters& p, const Values& src, const Results& dst) {
+  std::vector<float> scale(s.blocks() * s.block, 0.f), shift(scale);  // zero in the padding: so is dst
+  batch_norm_scale_shift(p, s.channels, scale.data(), shift.data());
   each_run(s, [&](int64_t offset, int64_t channel, int64_t pixels) {
     const int64_t count = pixels * s.block;
     float* const scratch = Scratch::get(chunk_size(s));

@@ -19,6 +19,9 @@ struct BatchNormParameters {
 void batch_norm(const BlockedShape& shape, const BatchNormParameters& parameters, const Values& src,
                 const Results& dst);
 
+// The same as dst = src * scale + shift.
+void batch_norm_scale_shift(const BatchNormParameters& parameters, int64_t channels, float* scale, float* shift);
+
 // Mean and biased variance of each channel.
 void batch_norm_statistics(const BlockedShape& shape, const Values& src, float* mean, float* var);
 

@@ -70,6 +70,7 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def("packed_weights_bytes() -> int", torch_blocked::packed_weights_bytes);
   m.def("weight_reorders() -> int", torch_blocked::ReorderedWeights::count);
   m.def("batch_norm(Tensor src, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps) -> Tensor");
+  m.def("batch_norm_scale_shift(Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float eps) -> (Tensor, Tensor)");
   m.def("batch_norm_statistics(Tensor src, SymInt channels) -> (Tensor, Tensor)");
   m.def(
       "batch_norm_backward(Tensor diff_dst, Tensor src, Tensor? weight, Tensor mean, Tensor invstd, bool "
@@ -125,6 +126,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("convolution_weight_gradient", torch_blocked::convolution_weight_gradient_cpu);
   m.impl("convolution_algorithm", torch_blocked::convolution_algorithm);
   m.impl("batch_norm", torch_blocked::batch_norm_cpu);
+  m.impl("batch_norm_scale_shift", torch_blocked::batch_norm_scale_shift_cpu);
   m.impl("batch_norm_statistics", torch_blocked::batch_norm_statistics_cpu);
   m.impl("batch_norm_backward", torch_blocked::batch_norm_backward_cpu);
   m.impl("reduce_channels", torch_blocked::reduce_channels_cpu);

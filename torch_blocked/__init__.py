@@ -11,6 +11,7 @@ from torch_blocked import distributed as _distributed  # noqa: F401 - what it re
 from torch_blocked import formats as _formats
 from torch_blocked.checkpoint import dense_state_dict
 from torch_blocked.counting import Counters, count, counters, reset_counters
+from torch_blocked.deferred import fuse
 from torch_blocked.dispatch.convolution import Algorithm, algorithm
 from torch_blocked.dispatch.fallback import FallbackWarning
 from torch_blocked.dispatch.fallback import fallback_policy as fallback
@@ -46,6 +47,7 @@ __all__ = [
     "fallback",
     "format",
     "from_physical",
+    "fuse",
     "isa",
     "show",
     "reset_counters",

@@ -11,7 +11,7 @@ from time import perf_counter
 
 import torch
 
-from torch_blocked import logs
+from torch_blocked import _python, logs
 from torch_blocked.formats import format_of
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import outer_order
@@ -52,10 +52,12 @@ def reset_counters() -> None:
 def count() -> Iterator[Counters]:
     """Counts inside a ``with`` block: ``with torch_blocked.count() as c: model(x)``, then ``c.reorders``."""
     counts = Counters()
+    _python.finish_deferred()  # what was called before is not counted, what is called inside is
     _active.append(counts)
     try:
         yield counts
     finally:
+        _python.finish_deferred()
         # By identity: counters that hold the same numbers are equal.
         _active[:] = [c for c in _active if c is not counts]
 
@@ -154,7 +156,7 @@ def tell_fallback(func: torch._ops.OpOverload, args: tuple) -> None:
 
 def format_tag(x: torch.Tensor) -> str:
     """The tag of a tensor's format, such as nChw16c or nhwc."""
-    return physical_tag(getattr(x, "blocking", Blocking()), getattr(x, "physical", x))
+    return physical_tag(getattr(x, "blocking", Blocking()), getattr(x, "_physical", x))
 
 
 def physical_tag(blocking: Blocking, physical: torch.Tensor) -> str:

@@ -124,6 +124,12 @@ def _batch_norm(
     return torch.empty_like(src, memory_format=torch.contiguous_format)
 
 
+def _batch_norm_scale_shift(
+    weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return mean.new_empty(mean.shape), mean.new_empty(mean.shape)
+
+
 def _batch_norm_statistics(src: Tensor, channels: int) -> tuple[Tensor, Tensor]:
     return src.new_empty([channels], dtype=torch.float32), src.new_empty([channels], dtype=torch.float32)
 
@@ -210,6 +216,7 @@ FAKES = {
     "new_empty": _new_empty,
     "convolution_weight_gradient": _convolution_weight_gradient,
     "batch_norm": _batch_norm,
+    "batch_norm_scale_shift": _batch_norm_scale_shift,
     "batch_norm_statistics": _batch_norm_statistics,
     "batch_norm_backward": _batch_norm_backward,
     "reduce_channels": _reduce_channels,

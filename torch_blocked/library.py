@@ -57,6 +57,9 @@ stride, padding, dilation, groups) -> diff_weight``
     without groups; diff_weight is dense, its outer axes in memory as `weight_order` says, its padding zero. By
     Winograd's algorithms where `tb.winograd` allows them and they are estimated to be faster.
 
+``torch_blocked::batch_norm_scale_shift(weight, bias, mean, var, eps) -> (scale, shift)``
+    Batch normalization as src * scale + shift; all are float32, a value a channel. Not differentiable.
+
 ``torch_blocked::batch_norm_statistics(src, channels) -> (mean, var)``
     Mean and biased variance, float32, of each channel over everything else; src is (n, ceil(channels / block), ...,
     block), float32, bfloat16 or float16.
@@ -119,7 +122,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torch_blocked import equivalents
+from torch_blocked import _python, equivalents
 from torch_blocked.fakes import FAKES
 
 PATH = next(Path(__file__).parent.glob("_C*"))  # the C++ operators; packages of compiled models need only this
@@ -166,17 +169,20 @@ def isa_block() -> int:
 def set_isa(name: str) -> None:
     """Lowers the kernels' instruction set to another of `isa`'s, or back; never above what the CPU has."""
     global _isa_block
+    _python.finish_deferred()  # as it was called
     ops.set_isa(name)
     _isa_block = ops.isa_block()
 
 
 def set_caches(l1: int, l2: int) -> None:
     """Cuts work up as for a core with caches of so many bytes; zeros: with this CPU's own."""
+    _python.finish_deferred()  # as it was called
     ops.set_caches(l1, l2)
 
 
 def set_amx_always(always: bool) -> None:
     """Whether tiles take every convolution that they can, not only those that they are estimated to be faster for."""
+    _python.finish_deferred()  # as it was called
     ops.set_amx_always(always)
 
 
@@ -225,6 +231,7 @@ def empty_cache() -> None:
 
     What is left of memory that other outputs are part of stays until those are freed, too.
     """
+    _python.finish_deferred()  # what waits holds memory
     ops.empty_cache()
 
 
@@ -293,6 +300,7 @@ class winograd:  # noqa: N801
 
     @staticmethod
     def _set(mode: str, max_bytes: int | None) -> None:
+        _python.finish_deferred()  # as it was called
         ops.set_winograd(mode, -1 if max_bytes is None else max_bytes)
         winograd._now = mode, max_bytes
 

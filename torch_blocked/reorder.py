@@ -20,6 +20,8 @@ from torch_blocked.tensor import (
     Function,
     check_blocked_format,
     check_tensor,
+    expose,
+    followed,
     inner_is_dense,
     lies_in_order,
     split_axes,
@@ -57,7 +59,7 @@ def to_plain(x: Tensor, order: tuple[int, ...] | None = None) -> Tensor:
 def copy_to_format(x: Tensor, fmt: Format) -> Tensor:
     """A copy of `x` in a format, below autograd."""
     if isinstance(x, BlockedTensor):
-        physical = reorder_physical(x.physical, x.shape, x._blocking, fmt.order, fmt.blocking)
+        physical = reorder_physical(followed(x), x.shape, x._blocking, fmt.order, fmt.blocking)
     else:
         physical = reorder_physical(x.detach(), x.shape, _PLAIN, fmt.order, fmt.blocking)
     return BlockedTensor(physical, fmt.blocking, x.shape) if fmt.blocking else physical
@@ -75,7 +77,7 @@ def to_blocking(x: Tensor, blocking: Blocking) -> Tensor:
 def is_in_format(x: Tensor, fmt: Format) -> bool:
     """Whether the bytes of `x` lie as the format says: dense, in its order, with its blocks."""
     blocked = isinstance(x, BlockedTensor)
-    physical = x.physical if blocked else x
+    physical = followed(x) if blocked else x
     if (x._blocking if blocked else _PLAIN) != fmt.blocking:
         return False
     if physical.numel() == 0:
@@ -126,8 +128,10 @@ class ViewBlocked(Function):
 
     @staticmethod
     def forward(x: Tensor, blocking: Blocking) -> Tensor:
+        physical = split_axes(x.detach(), blocking)
+        expose(physical)
         # An alias, so that autograd knows a view and refuses to write to it where the gradient would not notice.
-        return torch.ops.aten.alias(BlockedTensor(split_axes(x.detach(), blocking), blocking, x.shape))
+        return torch.ops.aten.alias(BlockedTensor(physical, blocking, x.shape))
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001

@@ -12,11 +12,26 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from torch_blocked import _python, library, printing, proxies
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
+
+
+class _ToCome:
+    """`_physical` of a tensor whose convolution waits to be run: it has no attribute of that name itself."""
+
+    def __get__(self, x: BlockedTensor | None, owner: type) -> object:
+        if x is None:
+            return self
+        _python.finish(x)
+        try:
+            return vars(x)["_physical"]
+        except KeyError:
+            raise AttributeError("this BlockedTensor has no bytes: it was not made by `BlockedTensor(...)`") from None
 
 
 class BlockedTensor(Tensor):
@@ -31,7 +46,7 @@ class BlockedTensor(Tensor):
         blocking: the inner blocks, a tuple of (axis, size).
     """
 
-    _physical: Tensor
+    _physical: Tensor = _ToCome()
     _blocking: Blocking
     _storage: torch.UntypedStorage | None = None
 
@@ -54,6 +69,7 @@ class BlockedTensor(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # noqa: ANN001
         if len(types) > 1 and not registry.HANDLE_FIRST.isdisjoint(types):
             return NotImplemented
+        finish_deferred(func, args, kwargs)
         if proxies.is_any_mode_on():
             proxies.follow_physical((args, kwargs))
         handler = registry.look_up(func)
@@ -69,9 +85,8 @@ class BlockedTensor(Tensor):
     @property
     def physical(self) -> Tensor:
         """The strided tensor of the bytes: the outer axes in logical order, then the inner blocks. Shares memory."""
-        if not torch.compiler.is_dynamo_compiling() and proxies.is_any_mode_on():
-            proxies.follow_physical(self)
-        return self._physical
+        expose(self._physical)
+        return followed(self)
 
     @property
     def blocking(self) -> Blocking:
@@ -135,7 +150,11 @@ class BlockedTensor(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
+        _python.finish_deferred()
+        _python.finish_readers(self)
         if isinstance(value, BlockedTensor):
+            _python.finish(self)  # or they would wait together
+            _python.finish(value)
             Tensor.data.__set__(self, value)
             set_physical(self, value._physical, value._blocking)
             _python.share_version(self, self._physical)
@@ -171,6 +190,7 @@ class BlockedTensor(Tensor):
 
     def data_ptr(self) -> int:
         """The address of the physical tensor's first element."""
+        expose(self._physical)
         return self._physical.data_ptr()
 
     def untyped_storage(self) -> torch.UntypedStorage:
@@ -223,6 +243,7 @@ class BlockedTensor(Tensor):
 
     def share_memory_(self) -> BlockedTensor:
         """Moves the bytes to shared memory."""
+        expose(self._physical)
         self._physical.share_memory_()
         return self
 
@@ -234,10 +255,16 @@ class BlockedTensor(Tensor):
 
     def __tensor_flatten__(self) -> tuple[list[str], Blocking]:
         registry.level()
+        if type(self._physical) is Tensor:  # a graph may write to it, and return views of one pixel that are plain
+            if self.dim() > 2 and self.shape[2:].numel() == 1:
+                expose(self._physical)
+            _python.finish_deferred()
+            _python.finish_readers(self)
         return ["_physical"], self._blocking
 
     @staticmethod
     def __tensor_unflatten__(inner: dict, blocking: Blocking, size: torch.Size, stride: tuple) -> BlockedTensor:
+        expose(inner["_physical"])  # a graph's answers may share memory
         return BlockedTensor(inner["_physical"], blocking, size)
 
     def __coerce_same_metadata_as_tangent__(self, blocking: Blocking, expected_type: type | None = None) -> Tensor:
@@ -254,7 +281,8 @@ class BlockedTensor(Tensor):
 
     def __reduce_ex__(self, protocol: int) -> tuple:
         parameter = isinstance(self, torch.nn.Parameter)
-        state = (self._physical, tuple(self._blocking), tuple(self.shape), self.requires_grad, parameter)
+        exposed = _python.is_exposed(self._physical)  # what shares its memory may be pickled with it
+        state = (self._physical, tuple(self._blocking), tuple(self.shape), self.requires_grad, parameter, exposed)
         return _rebuild, state
 
     def __deepcopy__(self, memo: dict) -> BlockedTensor:
@@ -266,9 +294,8 @@ class BlockedTensor(Tensor):
             )
         # `physical` through deepcopy, so that storages shared before are shared after.
         physical = self._physical.__deepcopy__(memo)
-        copy = _rebuild(
-            physical, self._blocking, tuple(self.shape), self.requires_grad, isinstance(self, torch.nn.Parameter)
-        )
+        parameter, exposed = isinstance(self, torch.nn.Parameter), _python.is_exposed(self._physical)
+        copy = _rebuild(physical, self._blocking, tuple(self.shape), self.requires_grad, parameter, exposed)
         if self.grad is not None and not isinstance(self, torch.nn.Parameter):  # as Tensor's and Parameter's own
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
@@ -282,15 +309,44 @@ eval_frame.set_code_exec_strategy(BlockedTensor.__new__.__code__, _SKIP)
 BlockedTensor.__new__._torchdynamo_disable = True
 
 
+def followed(x: BlockedTensor) -> Tensor:
+    """The physical tensor, with a proxy where a graph is made that `x` has one of."""
+    if not torch.compiler.is_dynamo_compiling() and proxies.is_any_mode_on():
+        proxies.follow_physical(x)
+    return x._physical
+
+
+def expose(physical: Tensor) -> None:
+    """Notes that a plain tensor shares these bytes, so that no convolution waits that reads them."""
+    if not torch.compiler.is_dynamo_compiling():
+        _python.expose(physical)
+
+
+def finish_deferred(func: OpOverload, args: tuple, kwargs: dict | None) -> None:
+    """Runs the convolutions that wait for their post-ops (csrc/python/deferred.h) before `func` does."""
+    if _python.finish_deferred() and func._schema.is_mutable:
+        for x in pytree.tree_leaves((args, kwargs)):
+            if isinstance(x, BlockedTensor):
+                _python.finish_readers(x)
+
+
 def set_physical(x: BlockedTensor, physical: Tensor, blocking: Blocking) -> None:
     """Gives `x` other bytes."""
+    _python.finish_deferred()
     x._physical, x._blocking = physical, blocking
     _python.set_physical(x, physical, blocking)
 
 
 def _rebuild(
-    physical: Tensor, blocking: tuple, size: tuple[int, ...], requires_grad: bool, parameter: bool
+    physical: Tensor,
+    blocking: tuple,
+    size: tuple[int, ...],
+    requires_grad: bool,
+    parameter: bool,
+    exposed: bool = False,
 ) -> BlockedTensor:
+    if exposed or physical.is_shared():
+        expose(physical)
     result = BlockedTensor(physical, Blocking(blocking), torch.Size(size), requires_grad and not parameter)
     return torch.nn.Parameter(result, requires_grad=requires_grad) if parameter else result
 
@@ -362,6 +418,7 @@ def from_physical(data: Tensor, size: tuple[int, ...], fmt: Format) -> BlockedTe
             f"from_physical: strides {data.stride()} are not those of {fmt.tag}; "
             "copy with x.to(fmt), or name the format whose order they have"
         )
+    expose(data)
     result = BlockedTensor(data.detach(), fmt.blocking, size)
     padding = padding_of(data.detach(), fmt.blocking, size)
     dirty = sum(int(part.bool().count_nonzero()) for part in padding)  # of all dtypes, as count_nonzero is not
@@ -414,7 +471,7 @@ def split_axes(x: Tensor, blocking: Blocking) -> Tensor | None:
 
 def merge_axes(y: BlockedTensor) -> Tensor | None:
     """The plain view of a blocked tensor's bytes; None where an axis' outer and inner parts do not merge."""
-    physical, ndim, size = y.physical, y.dim(), tuple(y.shape)
+    physical, ndim, size = followed(y), y.dim(), tuple(y.shape)
     stride = []
     for axis in range(ndim):
         parts = [axis] + [ndim + i for i, a in enumerate(y.blocking.inner_idxs) if a == axis]
@@ -439,6 +496,7 @@ class ViewStrided(Function):
 
     @staticmethod
     def forward(y: BlockedTensor) -> Tensor:
+        expose(y._physical)
         return merge_axes(y)
 
     @staticmethod

@@ -23,6 +23,21 @@ Tensor required_vector(const char* name, const Tensor& vector, int64_t channels)
   return channel_vector(name, vector, channels);
 }
 
+// The vectors of a batch normalization, dense, for as long as it runs.
+struct Vectors {
+  Tensor weight, bias, mean, var;
+  BatchNormParameters parameters;
+
+  Vectors(const std::optional<Tensor>& weight, const std::optional<Tensor>& bias, const Tensor& mean, const Tensor& var,
+          int64_t channels, double eps)
+      : weight(channel_vector("batch_norm: weight", weight, channels)),
+        bias(channel_vector("batch_norm: bias", bias, channels)),
+        mean(required_vector("batch_norm: mean", mean, channels)),
+        var(required_vector("batch_norm: var", var, channels)),
+        parameters{data_or_null(this->weight), data_or_null(this->bias), data_or_null(this->mean),
+                   data_or_null(this->var), eps} {}
+};
+
 }  // namespace
 
 Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
@@ -30,16 +45,22 @@ Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, co
   const int64_t channels = channels_of("batch_norm", mean);
   const BlockedShape shape = describe("batch_norm", src, channels);
   const Tensor dense = src.contiguous();
-  const Tensor dense_weight = channel_vector("batch_norm: weight", weight, channels);
-  const Tensor dense_bias = channel_vector("batch_norm: bias", bias, channels);
-  const Tensor dense_mean = required_vector("batch_norm: mean", mean, channels);
-  const Tensor dense_var = required_vector("batch_norm: var", var, channels);
+  const Vectors vectors(weight, bias, mean, var, channels, eps);
   Tensor dst = empty_pooled(dense.sizes(), src.scalar_type());
   if (dst.numel() == 0) return dst;
-  const BatchNormParameters parameters = {data_or_null(dense_weight), data_or_null(dense_bias),
-                                          data_or_null(dense_mean), data_or_null(dense_var), eps};
-  or_out_of_memory("batch_norm", [&] { batch_norm(shape, parameters, values(dense), results(dst)); });
+  or_out_of_memory("batch_norm", [&] { batch_norm(shape, vectors.parameters, values(dense), results(dst)); });
   return dst;
+}
+
+std::tuple<Tensor, Tensor> batch_norm_scale_shift_cpu(const std::optional<Tensor>& weight,
+                                                      const std::optional<Tensor>& bias, const Tensor& mean,
+                                                      const Tensor& var, double eps) {
+  const int64_t channels = channels_of("batch_norm", mean);
+  const Vectors vectors(weight, bias, mean, var, channels, eps);
+  Tensor scale = empty_pooled({channels}, at::kFloat), shift = empty_pooled({channels}, at::kFloat);
+  batch_norm_scale_shift(vectors.parameters, channels, scale.mutable_data_ptr<float>(),
+                         shift.mutable_data_ptr<float>());
+  return {scale, shift};
 }
 
 std::tuple<Tensor, Tensor> batch_norm_statistics_cpu(const Tensor& src, int64_t channels) {

@@ -63,6 +63,9 @@ int64_t packed_weights_bytes();
 
 Tensor batch_norm_cpu(const Tensor& src, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                       const Tensor& mean, const Tensor& var, double eps);
+std::tuple<Tensor, Tensor> batch_norm_scale_shift_cpu(const std::optional<Tensor>& weight,
+                                                      const std::optional<Tensor>& bias, const Tensor& mean,
+                                                      const Tensor& var, double eps);
 std::tuple<Tensor, Tensor> batch_norm_statistics_cpu(const Tensor& src, int64_t channels);
 std::tuple<Tensor, Tensor, Tensor> batch_norm_backward_cpu(const Tensor& diff_dst, const Tensor& src,
                                                            const std::optional<Tensor>& weight, const Tensor& mean,

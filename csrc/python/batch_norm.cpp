@@ -1,5 +1,7 @@
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "../library/operators.h"
 #include "arguments.h"
@@ -7,19 +9,19 @@
 
 namespace torch_blocked {
 
-namespace {
-
-// None, or a value for each channel.
-bool fits(const OptionalTensor& vector, const Operand& src) {
-  return !vector || (vector->dim() == 1 && vector->size(0) == src.sizes()[1]);
+// Those of the batch, of which there are none by the running ones.
+static void push_no_statistics(Stack& answers) {
+  for (int i = 0; i < 2; i++) answers.emplace_back(at::empty({0}, at::kFloat));
 }
 
-}  // namespace
-
-// Blocked by channels, and vectors of float32 for each channel: those of the running statistics both or none.
-struct Handlers::BatchNorm {
-  Operand src;
+// Of float32, a value for each channel; those of the running statistics both or none.
+struct Handlers::BatchNormVectors {
   OptionalTensor weight, bias, mean, var;
+};
+
+// Blocked by channels.
+struct Handlers::BatchNorm : BatchNormVectors {
+  Operand src;
 
   at::Tensor normalize(const at::Tensor& by_mean, const at::Tensor& by_var, double eps) const {
     static const auto op = operator_of<decltype(batch_norm_cpu)>("torch_blocked::batch_norm");
@@ -28,18 +30,55 @@ struct Handlers::BatchNorm {
 };
 
 // The variance, or the inverse deviation, follows the mean.
+std::optional<Handlers::BatchNormVectors> Handlers::read_vectors(Arguments args, int64_t channels,
+                                                                 std::optional<size_t> weight,
+                                                                 std::optional<size_t> bias, size_t mean) const {
+  BatchNormVectors vectors;
+  const auto read = [&](std::optional<size_t> at, OptionalTensor& vector) {
+    return !at || (read_vector(type_, args[*at], at::kFloat, vector) &&
+                   (!vector || vector->sizes() == at::IntArrayRef(channels)));
+  };
+  const bool has_vectors = read(weight, vectors.weight) && read(bias, vectors.bias) && read(mean, vectors.mean) &&
+                           read(mean + 1, vectors.var) && bool(vectors.mean) == bool(vectors.var);
+  return has_vectors ? std::optional(std::move(vectors)) : std::nullopt;
+}
+
 std::optional<Handlers::BatchNorm> Handlers::read_batch_norm(Arguments args, size_t src, std::optional<size_t> weight,
                                                              std::optional<size_t> bias, size_t mean) const {
   auto x = read_tensor(type_, args[src]);
   if (!x || !is_blocked_by_channels(*x) || !is_precision(x->physical.scalar_type()) || !x->tensor.numel())
     return std::nullopt;
-  BatchNorm norm{std::move(*x), {}, {}, {}, {}};
-  const auto read = [&](std::optional<size_t> at, OptionalTensor& vector) {
-    return !at || (read_vector(type_, args[*at], at::kFloat, vector) && fits(vector, norm.src));
+  auto vectors = read_vectors(args, x->sizes()[1], weight, bias, mean);
+  return vectors ? std::optional(BatchNorm{std::move(*vectors), std::move(*x)}) : std::nullopt;
+}
+
+// As the scale and the shift of a convolution that waits.
+bool Handlers::batch_norm_later(Arguments args, Stack& answers) const {
+  using ScaleShift = decltype(batch_norm_scale_shift_cpu);
+  static const auto op = operator_of<ScaleShift>("torch_blocked::batch_norm_scale_shift");
+  const bool training = args[5].toBool();
+  const auto waiting = training ? nullptr : Deferred::waiting(args[0]);
+  if (!waiting) return false;
+  ConvolutionCall call = waiting->call();
+  if (!call.blocking || call.has_post_ops()) return false;
+  const auto vectors = read_vectors(args, call.size()[1], 1, 2, 3);
+  if (!vectors || !vectors->mean) return false;
+  const auto [scale, shift] =
+      op.call(vectors->weight, vectors->bias, *vectors->mean, *vectors->var, args[7].toDouble());
+  call.scale = scale, call.shift = shift;
+  const auto step = [scale = scale, shift = shift](const at::Tensor& src) {
+    const at::Tensor zeros = at::zeros_like(shift), ones = at::ones_like(scale);
+    return operator_of<decltype(batch_norm_cpu)>("torch_blocked::batch_norm").call(src, scale, shift, zeros, ones, 0);
   };
-  const bool has_vectors = read(weight, norm.weight) && read(bias, norm.bias) && read(mean, norm.mean) &&
-                           read(mean + 1, norm.var) && bool(norm.mean) == bool(norm.var);
-  return has_vectors ? std::optional(std::move(norm)) : std::nullopt;
+  at::Tensor dst = waiting->then(type_, std::move(call), step);
+  if (dst.defined()) answers.emplace_back(std::move(dst));
+  return !answers.empty();
+}
+
+bool Handlers::native_batch_norm_later(Arguments args, Stack& answers) const {
+  if (!batch_norm_later(args, answers)) return false;
+  push_no_statistics(answers);
+  return true;
 }
 
 bool Handlers::batch_norm(Arguments args, Stack& answers) const {
@@ -54,8 +93,7 @@ bool Handlers::native_batch_norm(Arguments args, Stack& answers) const {
   const bool training = args[5].toBool();
   if (training) return batch_norm_of_batch(args, answers);
   if (!batch_norm(args, answers)) return false;
-  answers.emplace_back(at::empty({0}, at::kFloat));
-  answers.emplace_back(at::empty({0}, at::kFloat));
+  push_no_statistics(answers);
   return true;
 }
 

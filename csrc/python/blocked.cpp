@@ -1,8 +1,12 @@
 #include "blocked.h"
 
+#include <ATen/MapAllocator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <atomic>
 #include <deque>
+#include <mutex>
+#include <unordered_map>
 
 namespace torch_blocked {
 namespace {
@@ -11,11 +15,20 @@ namespace {
 // garbage collector would not see it, nor the attribute's change be seen here.
 struct Wrapped : c10::BackendMeta {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> physical;
-  const Blocking* blocking;
+  const Blocking* const blocking;
+  std::weak_ptr<Pending> pending;  // which another attribute keeps alive
+  std::atomic<bool> is_pending;
 
   Wrapped(const at::Tensor& tensor, const Blocking& its_blocking)
-      : physical(tensor.getIntrusivePtr()), blocking(&its_blocking) {}
+      : physical(tensor.getIntrusivePtr()), blocking(&its_blocking), is_pending(false) {}
+  Wrapped(const std::shared_ptr<Pending>& its_pending, const Blocking& its_blocking)
+      : physical(at::Tensor().getIntrusivePtr()), blocking(&its_blocking), pending(its_pending), is_pending(true) {}
 };
+
+// Null for a tensor that is none, or whose bytes are no ordinary tensor.
+Wrapped* wrapped_of(const at::Tensor& tensor) {
+  return dynamic_cast<Wrapped*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+}
 
 bool is_plain(const at::Tensor& tensor) {
   static const c10::DispatchKeySet keys({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
@@ -23,8 +36,19 @@ bool is_plain(const at::Tensor& tensor) {
   return (tensor.key_set() | keys) == keys;
 }
 
-pybind11::str interned(const char* name) {
-  return pybind11::reinterpret_steal<pybind11::str>(PyUnicode_InternFromString(name));
+// Names of attributes. Never freed: when the process ends Python may be gone.
+pybind11::handle interned(const char* name) { return PyUnicode_InternFromString(name); }
+pybind11::handle physical_name() {
+  static const pybind11::handle name = interned("_physical");
+  return name;
+}
+pybind11::handle blocking_name() {
+  static const pybind11::handle name = interned("_blocking");
+  return name;
+}
+pybind11::handle pending_name() {
+  static const pybind11::handle name = interned("_pending");
+  return name;
 }
 
 }  // namespace
@@ -66,14 +90,14 @@ pybind11::object wrapped(const at::Tensor& tensor, PyTypeObject* type) {
   return pybind11::reinterpret_steal<pybind11::object>(object);
 }
 
-static void release_bytes(const at::Tensor& wrapper, const at::Tensor& physical) {
+static void release_bytes(const at::Tensor& wrapper) {
   wrapper.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(
       "a BlockedTensor has no bytes of its own: use .physical, or .to_dense() for a plain tensor");
-  share_version(wrapper, physical);
 }
 
 void wrap(const at::Tensor& wrapper, const at::Tensor& physical, pybind11::handle blocking) {
-  release_bytes(wrapper, physical);
+  release_bytes(wrapper);
+  share_version(wrapper, physical);
   set_physical(wrapper, physical, blocking);
 }
 
@@ -113,8 +137,79 @@ bool Operand::is_padded() const {
   return false;
 }
 
-BlockedType::BlockedType(pybind11::object type)
-    : type_(std::move(type)), physical_(interned("_physical")), blocking_(interned("_blocking")) {}
+std::shared_ptr<Pending> pending_of(const at::Tensor& tensor) {
+  const Wrapped* const wrapped = wrapped_of(tensor);
+  return wrapped && wrapped->is_pending ? wrapped->pending.lock() : nullptr;
+}
+
+void deliver(const std::weak_ptr<Awaiting>& awaiting, const at::Tensor& physical) {
+  const pybind11::gil_scoped_acquire lock;  // under which the wrapper does not go
+  const auto here = awaiting.lock();
+  if (!here) return;
+  const at::Tensor wrapper(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(here->wrapper));
+  Wrapped* const wrapped = wrapped_of(wrapper);
+  if (!wrapped || !wrapped->is_pending) return;
+  wrapped->physical = physical.getIntrusivePtr();
+  share_version(physical, wrapper);
+  const pybind11::object object = torch_blocked::wrapped(wrapper);
+  pybind11::setattr(object, physical_name(), torch_blocked::wrapped(physical));
+  wrapped->is_pending = false;
+  pybind11::delattr(object, pending_name());
+}
+
+void finish(const at::Tensor& wrapper) {
+  if (const auto pending = pending_of(wrapper)) pending->finish();
+}
+
+const void* storage_of(const at::Tensor& wrapper) {
+  const Wrapped* const wrapped = wrapped_of(wrapper);
+  const auto physical = wrapped ? wrapped->physical.lock() : nullptr;
+  return physical && physical->has_storage() ? physical->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// ---- What plain tensors share
+
+namespace {
+
+// Storages, by address; known to be others than before by the weak references. Never freed.
+struct Exposed {
+  std::mutex mutex;
+  std::unordered_map<const void*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+  size_t most = 64;  // before those that are gone are looked for
+};
+Exposed& exposed() {
+  static auto* const all = new Exposed;
+  return *all;
+}
+
+}  // namespace
+
+bool expose(const at::Tensor& physical) {
+  if (!is_plain(physical) || !physical.has_storage()) return false;
+  Exposed& all = exposed();
+  const std::lock_guard lock(all.mutex);
+  c10::StorageImpl* const storage = physical.storage().unsafeGetStorageImpl();
+  all.storages.insert_or_assign(
+      storage, c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)));
+  if (all.storages.size() > all.most) {
+    std::erase_if(all.storages, [](const auto& each) { return each.second.expired(); });
+    all.most = 64 + 2 * all.storages.size();
+  }
+  return true;
+}
+
+bool is_exposed(const at::Tensor& physical) {
+  if (!is_plain(physical) || !physical.has_storage()) return false;
+  const c10::Storage& storage = physical.storage();
+  if (at::MapAllocator::fromDataPtr(storage.data_ptr())) return true;  // another process may have it
+  Exposed& all = exposed();
+  const std::lock_guard lock(all.mutex);
+  return all.storages.contains(storage.unsafeGetStorageImpl());
+}
+
+// ---- The class
+
+BlockedType::BlockedType(pybind11::object type) : type_(std::move(type)) {}
 
 std::optional<Operand> BlockedType::read(const at::Tensor& tensor) const {
   if (!tensor.defined()) return std::nullopt;
@@ -124,23 +219,47 @@ std::optional<Operand> BlockedType::read(const at::Tensor& tensor) const {
   // Not of a class derived from it, which may have a __torch_dispatch__ of its own.
   if (!object || reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.ptr()) return std::nullopt;
   const auto* const wrapped = static_cast<const Wrapped*>(impl.get_backend_meta());
+  if (wrapped && wrapped->is_pending) finish(tensor);
   auto physical = wrapped ? wrapped->physical.lock() : nullptr;
   if (!physical || impl.has_symbolic_sizes_strides()) return std::nullopt;
   return Operand{tensor, at::Tensor(std::move(physical)), wrapped->blocking};
 }
 
+static at::Tensor empty_wrapper(c10::ScalarType dtype, at::Device device, at::IntArrayRef size) {
+  const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+  const at::Tensor wrapper(c10::make_intrusive<c10::TensorImpl>(keys, c10::scalarTypeToTypeMeta(dtype), device));
+  wrapper.unsafeGetTensorImpl()->set_sizes_contiguous(size);
+  release_bytes(wrapper);
+  return wrapper;
+}
+
+// The object of a wrapper, without its bytes.
+pybind11::object BlockedType::make_object(const at::Tensor& wrapper, const Blocking& blocking) const {
+  pybind11::object object = wrapped(wrapper, reinterpret_cast<PyTypeObject*>(type_.ptr()));
+  wrapper.unsafeGetTensorImpl()->set_python_dispatch(true);  // its operators are for __torch_dispatch__
+  pybind11::setattr(object, blocking_name(), pybind11::handle(blocking.object));
+  return object;
+}
+
 at::Tensor BlockedType::make(const at::Tensor& physical, const Blocking& blocking, at::IntArrayRef size) const {
-  const at::Tensor wrapper(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                                physical.dtype(), physical.device()));
-  c10::TensorImpl& impl = *wrapper.unsafeGetTensorImpl();
-  impl.set_sizes_contiguous(size);
-  release_bytes(wrapper, physical);
-  impl.set_backend_meta(c10::make_intrusive<Wrapped>(physical, blocking));
+  const at::Tensor wrapper = empty_wrapper(physical.scalar_type(), physical.device(), size);
+  share_version(wrapper, physical);
+  wrapper.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Wrapped>(physical, blocking));
   const pybind11::gil_scoped_acquire lock;
-  const pybind11::object object = wrapped(wrapper, reinterpret_cast<PyTypeObject*>(type_.ptr()));
-  impl.set_python_dispatch(true);  // its operators are for __torch_dispatch__
-  pybind11::setattr(object, physical_, wrapped(physical));
-  pybind11::setattr(object, blocking_, pybind11::handle(blocking.object));
+  pybind11::setattr(make_object(wrapper, blocking), physical_name(), wrapped(physical));
+  return wrapper;
+}
+
+at::Tensor BlockedType::make(const std::shared_ptr<Pending>& pending, at::ScalarType dtype, const Blocking& blocking,
+                             at::IntArrayRef size, std::weak_ptr<Awaiting>& awaiting) const {
+  const at::Tensor wrapper = empty_wrapper(dtype, at::kCPU, size);
+  wrapper.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Wrapped>(pending, blocking));
+  using Owner = std::shared_ptr<Awaiting>;
+  const auto here = std::make_shared<Awaiting>(Awaiting{pending, wrapper.unsafeGetTensorImpl()});
+  awaiting = here;
+  const pybind11::gil_scoped_acquire lock;
+  const pybind11::capsule owner(new Owner(here), [](void* it) { delete static_cast<Owner*>(it); });
+  pybind11::setattr(make_object(wrapper, blocking), pending_name(), owner);
   return wrapper;
 }
 

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -32,18 +33,38 @@ struct Operand {
   bool is_padded() const;
 };
 
+// What will give a wrapper its bytes when they are needed.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  // Does so now. Called with the interpreter's lock or without.
+  virtual void finish() = 0;
+};
+
+// A wrapper whose bytes are to come. An attribute of the wrapper keeps this, and so what will give them, as long as
+// there is the wrapper: whoever has a weak reference to this sees it go, without keeping anything of the wrapper
+// itself.
+struct Awaiting {
+  const std::shared_ptr<Pending> pending;
+  c10::TensorImpl* wrapper;
+};
+
 // The class BlockedTensor.
 class BlockedType {
  public:
   explicit BlockedType(pybind11::object type);
-  // None where `tensor` is no such tensor. Needs no lock of the interpreter.
+  // None where `tensor` is no such tensor. What its bytes are waiting for is done. Needs no lock of the interpreter.
   std::optional<Operand> read(const at::Tensor& tensor) const;
   // As BlockedTensor(physical, blocking, size). Takes the interpreter's lock.
   at::Tensor make(const at::Tensor& physical, const Blocking& blocking, at::IntArrayRef size) const;
+  // One in the CPU's memory whose bytes are to come; sets `awaiting`.
+  at::Tensor make(const std::shared_ptr<Pending>& pending, at::ScalarType dtype, const Blocking& blocking,
+                  at::IntArrayRef size, std::weak_ptr<Awaiting>& awaiting) const;
 
  private:
+  pybind11::object make_object(const at::Tensor& wrapper, const Blocking& blocking) const;
+
   pybind11::object type_;
-  pybind11::str physical_, blocking_;  // names of attributes
 };
 
 // The numbers of a tuple. TypeError for another thing.
@@ -66,6 +87,24 @@ void wrap(const at::Tensor& wrapper, const at::Tensor& physical, pybind11::handl
 
 // Gives a wrapper other bytes, for `BlockedType::read` too.
 void set_physical(const at::Tensor& wrapper, const at::Tensor& physical, pybind11::handle blocking);
+
+// What the bytes of a wrapper are waiting for; null where they are there.
+std::shared_ptr<Pending> pending_of(const at::Tensor& tensor);
+
+// Gives a wrapper the bytes that it waits for; nothing where it is gone, or has others meanwhile. Takes the
+// interpreter's lock.
+void deliver(const std::weak_ptr<Awaiting>& awaiting, const at::Tensor& physical);
+
+// The bytes of a wrapper that is waiting, when they are there.
+void finish(const at::Tensor& wrapper);
+
+// Its storage, for comparison; null for a plain tensor, and where the bytes are to come.
+const void* storage_of(const at::Tensor& wrapper);
+
+// Notes that plain tensors share the memory of a physical one, and may be written to unseen; false where it is none in
+// the CPU's memory. And whether they do.
+bool expose(const at::Tensor& physical);
+bool is_exposed(const at::Tensor& physical);
 
 // Changes the logical size of a wrapper, after an operator that changes a tensor's own shape.
 void set_size(const at::Tensor& wrapper, const std::vector<int64_t>& size);

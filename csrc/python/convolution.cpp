@@ -93,43 +93,66 @@ std::optional<Handlers::Convolution> Handlers::read_convolution(Arguments args, 
   return c.block ? std::optional(std::move(c)) : std::nullopt;
 }
 
-// What `body`, an operator, gives; weights that it has reordered are recorded.
-at::Tensor Handlers::recorded(const at::Tensor& weight, int64_t block, const std::function<at::Tensor()>& body) const {
-  const int64_t before = weight_reorders();
-  at::Tensor dst = body();
-  if (weight_reorders() != before) {
-    const py::gil_scoped_acquire lock;
-    on_packing_(wrapped(weight), block);
-  }
-  return dst;
+void Handlers::record_packing(const at::Tensor& weight, const Blocking* blocking, int64_t block) const {
+  const py::gil_scoped_acquire lock;
+  on_packing_(wrapped(weight), blocking ? py::handle(blocking->object) : py::handle(Py_None), block);
 }
 
-bool Handlers::convolution(Arguments args, Stack& answers) const {
-  const bool transposed = args[6].toBool();
-  return !transposed && convolve(args, 8, answers);
-}
-
-bool Handlers::conv2d(Arguments args, Stack& answers) const { return convolve(args, 6, answers, /*spatial=*/2); }
-
-bool Handlers::convolve(Arguments args, size_t groups, Stack& answers, std::optional<size_t> spatial) const {
-  static const auto op = operator_of<decltype(convolution_cpu)>("torch_blocked::convolution");
-  const auto c = read_convolution(args, 0, 1, 3, groups);
+std::optional<ConvolutionCall> Handlers::read_call(Arguments args, size_t groups, std::optional<size_t> spatial) const {
+  auto c = read_convolution(args, 0, 1, 3, groups);
   OptionalTensor bias;
   if (!c || c->stride.size() != spatial.value_or(c->stride.size()) ||
       !read_vector(type_, args[2], c->src.physical.scalar_type(), bias) ||
       (bias && bias->sizes() != c->weight.sizes().slice(0, 1)))
-    return false;
-  const at::Tensor dst = recorded(c->weight.tensor, c->block, [&] {
-    return op.call(c->src.physical, c->src.blocks(), c->weight.physical, c->weight.sizes(), c->weight.blocks(), bias,
-                   c->stride, c->padding, c->dilation, c->groups, c->block, {}, {}, {}, "none", 0, false, {});
-  });
-  c10::DimVector size(dst.sizes().begin(), dst.sizes().end() - 1);
-  size[1] = c->weight.sizes()[0];
+    return std::nullopt;
   const auto has_block = [&](const Blocking* channels) { return channels->blocks.back() == c->block; };
-  const Blocking& blocking =
-      c->src.is_blocked() ? *c->src.blocking : **std::find_if(channels_.begin(), channels_.end(), has_block);
-  answers.emplace_back(type_.make(dst, blocking, size));
+  const Blocking* const blocking =
+      c->src.is_blocked() ? c->src.blocking : *std::find_if(channels_.begin(), channels_.end(), has_block);
+  return ConvolutionCall{ConvolutionCall::Bytes(c->src),
+                         ConvolutionCall::Bytes(c->weight),
+                         std::move(bias),
+                         std::move(c->stride),
+                         std::move(c->padding),
+                         std::move(c->dilation),
+                         c->groups,
+                         c->block,
+                         blocking};
+}
+
+bool Handlers::convolve(const std::optional<ConvolutionCall>& call, Stack& answers) const {
+  if (!call) return false;
+  const int64_t before = weight_reorders();
+  const at::Tensor dst = call->run();
+  if (weight_reorders() != before) record_packing(call->weight.physical, call->weight.blocking, call->block);
+  answers.emplace_back(type_.make(dst, *call->blocking, call->size()));
   return true;
+}
+
+bool Handlers::convolve_later(std::optional<ConvolutionCall> call, Stack& answers) const {
+  const auto on_packing = [self = shared_from_this()](const ConvolutionCall& call) {
+    self->record_packing(call.weight.physical, call.weight.blocking, call.block);
+  };
+  const auto deferred = call ? Deferred::of(std::move(*call), on_packing) : nullptr;
+  if (deferred) answers.emplace_back(deferred->answer(type_));
+  return bool(deferred);
+}
+
+bool Handlers::convolution(Arguments args, Stack& answers) const {
+  const bool transposed = args[6].toBool();
+  return !transposed && convolve(read_call(args, 8), answers);
+}
+
+bool Handlers::conv2d(Arguments args, Stack& answers) const {
+  return convolve(read_call(args, 6, /*spatial=*/2), answers);
+}
+
+bool Handlers::convolution_later(Arguments args, Stack& answers) const {
+  const bool transposed = args[6].toBool();
+  return !transposed && Deferred::may_wait() && convolve_later(read_call(args, 8), answers);
+}
+
+bool Handlers::conv2d_later(Arguments args, Stack& answers) const {
+  return Deferred::may_wait() && convolve_later(read_call(args, 6, /*spatial=*/2), answers);
 }
 
 bool Handlers::convolution_backward(Arguments args, Stack& answers) const {
@@ -152,10 +175,11 @@ at::Tensor Handlers::diff_src(const Convolution& c, const Operand& diff_dst) con
   static const auto op = operator_of<decltype(convolution_transpose_cpu)>("torch_blocked::convolution_transpose");
   const Numbers rest =
       output_padding(c.stride, c.padding, c.dilation, c.src.sizes(), c.weight.sizes(), diff_dst.sizes());
-  const at::Tensor diff = recorded(c.weight.tensor, c.block, [&] {
-    return op.call(diff_dst.physical, diff_dst.blocks(), c.weight.physical, c.weight.sizes(), c.weight.blocks(), {},
-                   c.stride, c.padding, rest, c.dilation, c.groups, c.block, {}, {}, {}, "none", 0, false);
-  });
+  const int64_t before = weight_reorders();
+  const at::Tensor diff =
+      op.call(diff_dst.physical, diff_dst.blocks(), c.weight.physical, c.weight.sizes(), c.weight.blocks(), {},
+              c.stride, c.padding, rest, c.dilation, c.groups, c.block, {}, {}, {}, "none", 0, false);
+  if (weight_reorders() != before) record_packing(c.weight.physical, c.weight.blocking, c.block);
   return type_.make(diff, *c.src.blocking, c.src.sizes());
 }
 

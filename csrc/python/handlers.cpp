@@ -139,16 +139,21 @@ using Handler = bool (Handlers::*)(Arguments, Stack&) const;
 
 class OfHandlers : public Quick {
  public:
-  OfHandlers(const char* name, const char* overload, std::shared_ptr<const Handlers> handlers, Handler handler)
+  OfHandlers(const char* name, const char* overload, std::shared_ptr<const Handlers> handlers, Handler handler,
+             Handler later)
       : Quick(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload)),
         handlers_(std::move(handlers)),
-        handler_(handler) {}
+        handler_(handler),
+        later_(later) {}
 
  private:
   bool answer(Arguments args, Stack& answers) const override { return ((*handlers_).*handler_)(args, answers); }
+  bool answer_later(Arguments args, Stack& answers) const override {
+    return later_ && ((*handlers_).*later_)(args, answers);
+  }
 
   const std::shared_ptr<const Handlers> handlers_;
-  const Handler handler_;
+  const Handler handler_, later_;  // the latter null where there is none
 };
 
 }  // namespace
@@ -156,13 +161,13 @@ class OfHandlers : public Quick {
 std::vector<std::shared_ptr<Quick>> quick_handlers(std::shared_ptr<const Handlers> handlers) {
   constexpr struct {
     const char *name, *overload;
-    Handler handler;
+    Handler handler, later = nullptr;
   } table[] = {
-      {"aten::convolution", "", &Handlers::convolution},
-      {"aten::conv2d", "", &Handlers::conv2d},
+      {"aten::convolution", "", &Handlers::convolution, &Handlers::convolution_later},
+      {"aten::conv2d", "", &Handlers::conv2d, &Handlers::conv2d_later},
       {"aten::convolution_backward", "", &Handlers::convolution_backward},
-      {"aten::native_batch_norm", "", &Handlers::native_batch_norm},
-      {"aten::batch_norm", "", &Handlers::batch_norm},
+      {"aten::native_batch_norm", "", &Handlers::native_batch_norm, &Handlers::native_batch_norm_later},
+      {"aten::batch_norm", "", &Handlers::batch_norm, &Handlers::batch_norm_later},
       {"aten::native_batch_norm_backward", "", &Handlers::native_batch_norm_backward},
       {"aten::mean", "dim", &Handlers::mean},
       {"aten::sum", "dim_IntList", &Handlers::sum},
@@ -172,8 +177,8 @@ std::vector<std::shared_ptr<Quick>> quick_handlers(std::shared_ptr<const Handler
       {"aten::detach", "", &Handlers::detach},
   };
   std::vector<std::shared_ptr<Quick>> all;
-  for (const auto& [name, overload, handler] : table)
-    all.push_back(std::make_shared<OfHandlers>(name, overload, handlers, handler));
+  for (const auto& [name, overload, handler, later] : table)
+    all.push_back(std::make_shared<OfHandlers>(name, overload, handlers, handler, later));
   return all;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "blocked.h"
+#include "deferred.h"
 #include "quick.h"
 
 namespace torch_blocked {
@@ -20,9 +21,10 @@ int64_t weight_reorders();
 // and the blocking of dst. Sizes and orders are tuples of numbers, blockings of (axis, size).
 PyObject* reorder(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 
-class Handlers {
+class Handlers : public std::enable_shared_from_this<Handlers> {
  public:
-  // The class BlockedTensor; for each block the blocking of channels; what is called with a weight and a block after a
+  // The class BlockedTensor; for each block the blocking of channels; what is called with
+  // a weight's physical tensor, its blocking, None if it is plain, and a block after a
   // convolution has reordered that weight.
   Handlers(pybind11::object type, const pybind11::dict& channels, pybind11::object on_packing);
 
@@ -38,17 +40,28 @@ class Handlers {
   bool cat(Arguments args, Stack& answers) const;
   bool detach(Arguments args, Stack& answers) const;
 
+  // Of bytes that are to come (deferred.h).
+  bool convolution_later(Arguments args, Stack& answers) const;
+  bool conv2d_later(Arguments args, Stack& answers) const;
+  bool native_batch_norm_later(Arguments args, Stack& answers) const;
+  bool batch_norm_later(Arguments args, Stack& answers) const;
+
  private:
   struct Convolution;
   // From `window` on the arguments are the stride, the padding and the dilation.
   std::optional<Convolution> read_convolution(Arguments args, size_t src, size_t weight, size_t window,
                                               size_t groups) const;
-  at::Tensor recorded(const at::Tensor& weight, int64_t block, const std::function<at::Tensor()>& body) const;
-  bool convolve(Arguments args, size_t groups, Stack& answers, std::optional<size_t> spatial = {}) const;
+  void record_packing(const at::Tensor& weight, const Blocking* blocking, int64_t block) const;
+  std::optional<ConvolutionCall> read_call(Arguments args, size_t groups, std::optional<size_t> spatial = {}) const;
+  bool convolve(const std::optional<ConvolutionCall>& call, Stack& answers) const;
+  bool convolve_later(std::optional<ConvolutionCall> call, Stack& answers) const;
   at::Tensor diff_src(const Convolution& c, const Operand& diff_dst) const;
   at::Tensor diff_weight(const Convolution& c, const Operand& diff_dst) const;
 
   struct BatchNorm;
+  struct BatchNormVectors;
+  std::optional<BatchNormVectors> read_vectors(Arguments args, int64_t channels, std::optional<size_t> weight,
+                                               std::optional<size_t> bias, size_t mean) const;
   std::optional<BatchNorm> read_batch_norm(Arguments args, size_t src, std::optional<size_t> weight,
                                            std::optional<size_t> bias, size_t mean) const;
   bool batch_norm_of_batch(Arguments args, Stack& answers) const;

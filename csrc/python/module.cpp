@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "blocked.h"
+#include "deferred.h"
 #include "entry.h"
 #include "handlers.h"
 #include "module_versions.h"
@@ -30,6 +31,12 @@ PYBIND11_MODULE(_python, m) {
   m.def("share_version", &share_version);
   m.def("set_size", &set_size);
   m.def("weight_reorders", &weight_reorders);
+  m.def("finish", &finish);
+  m.def("expose", &Deferred::expose);
+  m.def("is_exposed", &is_exposed);
+  m.def("enable_deferred", &Deferred::enable);
+  m.def("finish_deferred", &Deferred::finish_here);
+  m.def("finish_readers", py::overload_cast<const at::Tensor&>(&Deferred::finish_readers));
   static PyMethodDef reorder_def = {"reorder", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&reorder)),
                                     METH_FASTCALL, nullptr};
   m.add_object("reorder", py::reinterpret_steal<py::object>(PyCFunction_New(&reorder_def, nullptr)));

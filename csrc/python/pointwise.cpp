@@ -105,13 +105,19 @@ bool Pointwise::read(Arguments args, Call& call) const {
     call.keeps_padding = call.keeps_padding && is_default;
     call.stack.push_back(args[i]);
   }
-  for (const double number : rest_) call.stack.emplace_back(number);
-  const auto& taken = computed_.schema().arguments();
-  for (size_t i = call.stack.size(); i < taken.size(); i++) call.stack.push_back(*taken[i].default_value());
+  call.stack = all_arguments(std::move(call.stack));
   // Laid out as the one that all broadcast to; where there is none, strides of another may be the answer's.
   const Operand& laid_out = in_place_ ? *call.first : *call.whole;
   const bool clears_padding = call.first->is_padded() && !(keeps_zero_ && call.keeps_padding);
   return !clears_padding && laid_out.sizes() == at::IntArrayRef(call.size);
+}
+
+// Of what is computed: those given, and the rest.
+Stack Pointwise::all_arguments(Stack given) const {
+  for (const double number : rest_) given.emplace_back(number);
+  const auto& taken = computed_.schema().arguments();
+  for (size_t i = given.size(); i < taken.size(); i++) given.push_back(*taken[i].default_value());
+  return given;
 }
 
 bool Pointwise::answer(Arguments args, Stack& answers) const {
@@ -129,6 +135,88 @@ bool Pointwise::answer(Arguments args, Stack& answers) const {
   } else {
     answers.emplace_back(type_.make(call.stack[0].toTensor(), *call.first->blocking, call.size));
   }
+  return true;
+}
+
+// ---- As post-ops of a convolution that waits
+
+namespace {
+
+// The activation of a convolution that an operator is, by its name without the underscore.
+struct ActivationOf {
+  const char *op, *activation;
+  // Whether it is, by its further arguments, and the parameter.
+  std::optional<double> (*parameter)(Arguments rest);
+};
+
+constexpr auto no_parameter = [](Arguments) { return std::optional(0.); };
+constexpr ActivationOf activations[] = {
+    {"relu", "relu", no_parameter},
+    {"relu6", "relu6", no_parameter},
+    {"hardtanh", "relu6",
+     [](Arguments rest) {
+       const bool is = rest[0].toScalar().toDouble() == 0 && rest[1].toScalar().toDouble() == 6;
+       return is ? std::optional(0.) : std::nullopt;
+     }},
+    {"leaky_relu", "leaky_relu", [](Arguments rest) { return std::optional(rest[0].toScalar().toDouble()); }},
+    {"sigmoid", "sigmoid", no_parameter},
+    {"silu", "silu", no_parameter},
+    {"hardsigmoid", "hardsigmoid", no_parameter},
+    {"hardswish", "hardswish", no_parameter},
+    {"gelu", "gelu",
+     [](Arguments rest) { return rest[0].toStringView() == "none" ? std::optional(0.) : std::nullopt; }},
+};
+
+}  // namespace
+
+// args[at] is the convolution's answer; `stack`, the arguments of what is computed, gets the physical one of the other.
+bool Pointwise::add_post_op(Arguments args, size_t at, ConvolutionCall& call, Stack& stack) const {
+  std::string_view name = op().schema().name();
+  name.remove_prefix(std::string_view("aten::").size());
+  if (name.back() == '_') name.remove_suffix(1);
+  if (name == "add") {
+    const auto other = read_tensor(type_, args[1 - at]);
+    if (!other || args[2] != 1 || call.residual || other->blocking != call.blocking ||
+        other->sizes() != at::IntArrayRef(call.size()) || other->physical.scalar_type() != call.dtype() ||
+        !other->physical.is_contiguous() || is_exposed(other->physical))
+      return false;
+    call.residual = other->physical, call.residual_last = call.activation != "none";
+    stack[1 - at] = other->physical;
+    return true;
+  }
+  for (const auto& [of, activation, parameter] : activations)
+    if (name == of && call.activation == "none" && (keeps_zero_ || call.size()[1] % call.block == 0)) {
+      const auto alpha = parameter(args.slice(1));
+      call.activation = activation, call.alpha = alpha.value_or(0);
+      return alpha.has_value();
+    }
+  return false;
+}
+
+bool Pointwise::answer_later(Arguments args, Stack& answers) const {
+  size_t at = 0;
+  auto waiting = Deferred::waiting(args[0]);
+  if (!waiting && !in_place_ && args.size() > 1 && (waiting = Deferred::waiting(args[1]))) at = 1;
+  if (!waiting) return false;
+  ConvolutionCall call = waiting->call();
+  Stack stack = all_arguments(Stack(args.begin(), args.end()));
+  if (!call.blocking || !add_post_op(args, at, call, stack)) return false;
+  stack[at] = c10::IValue();
+  auto step = [stack = std::move(stack), at, op = computed_](const at::Tensor& src) {
+    Stack arguments = stack;
+    arguments[at] = src;
+    op.callBoxed(arguments);
+    return arguments[0].toTensor();
+  };
+  if (!in_place_) {
+    at::Tensor dst = waiting->then(type_, std::move(call), std::move(step));
+    if (dst.defined()) answers.emplace_back(std::move(dst));
+    return !answers.empty();
+  }
+  if (!waiting->then_in_place(std::move(call), std::move(step))) return false;
+  const at::Tensor& src = args[0].toTensor();
+  if (!src.is_inference()) src.unsafeGetTensorImpl()->bump_version();
+  answers.push_back(args[0]);
   return true;
 }
 

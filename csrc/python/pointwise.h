@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "blocked.h"
+#include "deferred.h"
 #include "quick.h"
 
 namespace torch_blocked {
@@ -31,6 +32,10 @@ class Pointwise : public Quick {
   // False where the arguments are for the handlers in Python.
   bool read(Arguments args, Call& call) const;
   bool answer(Arguments args, Stack& answers) const override;
+  bool answer_later(Arguments args, Stack& answers) const override;
+  // The post-op that the operator is; false where `call` cannot have it.
+  bool add_post_op(Arguments args, size_t at, ConvolutionCall& call, Stack& stack) const;
+  Stack all_arguments(Stack given) const;
 
   BlockedType type_;
   c10::OperatorHandle computed_;

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "deferred.h"
+
 namespace torch_blocked {
 namespace {
 
@@ -52,7 +54,13 @@ bool Quick::operator()(Stack& stack) {
   const size_t count = op_.schema().arguments().size();
   Stack answers;
   asked.fetch_add(1, std::memory_order_relaxed);
-  if (!answer(torch::jit::last(stack, count), answers)) return false;
+  const Arguments args = torch::jit::last(stack, count);
+  if (!answer_later(args, answers)) {
+    if (Deferred::finish_here() && op_.schema().is_mutable())
+      for (const c10::IValue& value : args)
+        if (value.isTensor()) Deferred::finish_readers(value.toTensor());
+    if (!answer(args, answers)) return false;
+  }
   answered.fetch_add(1, std::memory_order_relaxed);
   torch::jit::drop(stack, count);
   for (c10::IValue& value : answers) stack.push_back(std::move(value));

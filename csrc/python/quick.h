@@ -36,6 +36,8 @@ class Quick {
  private:
   // Appends what the operator returns; false where the arguments are for the handlers in Python.
   virtual bool answer(Arguments args, Stack& answers) const = 0;
+  // The same with bytes that are still to come (deferred.h); false where they are not to be waited for.
+  virtual bool answer_later(Arguments, Stack&) const { return false; }
 
   const c10::OperatorHandle op_;
 };

@@ -84,7 +84,7 @@ def peak_gflops() -> float:
         "mm 512": (2 * 512**3, lambda: torch.mm(a, a)),
         "mm 1024": (2 * 1024**3, lambda: torch.mm(b, b)),
     }
-    with torch.inference_mode(), tb.winograd("never"):
+    with torch.inference_mode(), tb.winograd("never"), tb.fuse("never"):
         times = samples({name: run for name, (_, run) in products.items()}, PEAK_ROUNDS)
     return max(flops / min(times[name]) for name, (flops, _) in products.items()) / 1e9
 

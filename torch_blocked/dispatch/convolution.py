@@ -57,7 +57,7 @@ def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window,
         *window, groups, block,
     )  # fmt: skip
     if _python.weight_reorders() != before:
-        record_packing(weight, block)
+        record_packing(wei, wei_blocking, block)
     size = physical.shape
     return BlockedTensor(physical, CHANNELS[block], (size[0], weight.shape[0], *size[2:-1]))
 
@@ -75,15 +75,14 @@ def _convolution_transpose(
         reorder.to_plain(bias), stride, padding, output_padding, dilation, groups, block,
     )  # fmt: skip
     if _python.weight_reorders() != before:
-        record_packing(weight, block)
+        record_packing(wei, wei_blocking, block)
     n, _, *spatial, _ = physical.shape
     return BlockedTensor(physical, CHANNELS[block], (n, weight.shape[1] * groups, *spatial))
 
 
-def record_packing(weight: Tensor, block: int) -> None:
-    """Records that an operator has reordered its weights."""
-    wei, wei_blocking = _physical(weight)
-    counting.record_reorder(wei_blocking, CHANNELS[block], wei, wei)
+def record_packing(wei: Tensor, blocking: Blocking | None, block: int) -> None:
+    """Records that an operator has reordered its weights, of this physical tensor and blocking."""
+    counting.record_reorder(blocking or _PLAIN, CHANNELS[block], wei, wei)
 
 
 @register(aten.conv2d.default)

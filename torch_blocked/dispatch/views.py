@@ -15,7 +15,7 @@ from torch_blocked import _python, reorder
 from torch_blocked.dispatch import traced_views
 from torch_blocked.dispatch.fallback import assign, map_nested, written_arguments
 from torch_blocked.dispatch.registry import Handler, handle_first, register_view_rule
-from torch_blocked.tensor import BlockedTensor
+from torch_blocked.tensor import BlockedTensor, expose, finish_deferred
 
 
 @register_view_rule
@@ -47,12 +47,16 @@ def _as_view(x: BlockedTensor, result: object) -> object:
             _python.share_version(result._physical, base)
             _python.share_version(result, base)
         return result
-    # The autograd engine's own views are not written to, and become gradients; fake tensors have no bytes.
-    if type(result) is not Tensor or type(base) not in _EAGER or _is_called_by_the_engine():
+    # Fake tensors have no bytes.
+    if type(result) is not Tensor or type(base) not in _EAGER:
+        return result
+    if _shares_bytes(x, result):
+        expose(base)
+        return result
+    # The autograd engine's own views are not written to, and become gradients.
+    if result.numel() == 0 or _is_called_by_the_engine():
         return result
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
-        return result
-    if _shares_bytes(x, result) or result.numel() == 0:
         return result
     return CopiedView.of(result, _Copy(x, result))
 
@@ -106,6 +110,7 @@ class _Copy:
 
     def write(self) -> None:
         """Brings what was written to the copy to the source."""
+        _python.finish_readers(self.source)
         assign(self.source, self.whole)
         self.version = self._source_version()
 
@@ -136,6 +141,7 @@ class CopiedView(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: OpOverload, types: tuple, args: tuple = (), kwargs: dict | None = None) -> object:
+        finish_deferred(func, args, kwargs)
         kwargs = kwargs or {}
         mine: dict[int, CopiedView] = {}
 

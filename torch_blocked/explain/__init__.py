@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from torch_blocked.deferred import fuse
 from torch_blocked.dispatch.fallback import fallback_policy
 from torch_blocked.explain import compiled
 from torch_blocked.explain.findings import find
@@ -27,6 +28,8 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
     two to warm up; shares are of the time of runs that are not recorded. A reorder's time is that of the move; a
     conversion that was asked for, by `.to` or `.contiguous`, is a call of its own, with the Python around the move.
 
+    Every operator runs by itself: what `torch_blocked.fuse` computes with a convolution has a row and time of its own.
+
     The model runs in its own mode (training or eval) and under the caller's (`no_grad`, `autocast` ...). Afterwards
     its buffers, such as running statistics, and PyTorch's random state are what they were; the inputs are copies.
     Parameters and gradients are not touched by a forward pass; a function that calls `backward` adds to gradients.
@@ -42,7 +45,7 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
     if not callable(model):
         raise TypeError(f"explain takes a module or a function and its inputs, got {type(model).__name__}")
     runner = Runner(model, inputs, kwargs)
-    with fallback_policy("allow"):
+    with fallback_policy("allow"), fuse("never"):
         if compiled.is_compiled(model):
             return compiled.explain(runner)
         runner.run()

@@ -91,13 +91,13 @@ def operand(x: Tensor) -> Operand:
     dtype = str(x.dtype).removeprefix("torch.")
     if not isinstance(x, BlockedTensor):
         return Operand(size, dtype, fmt)
-    padding = x.physical.numel() / x.numel() if x.numel() else 1.0
+    padding = x._physical.numel() / x.numel() if x.numel() else 1.0
     return Operand(size, dtype, fmt, True, padding, x.blocking.block(1))
 
 
 def address(x: Tensor) -> int:
     """Where the bytes of a tensor lie, 0 where it has none of its own: the same for its views."""
-    physical = getattr(x, "physical", x)
+    physical = getattr(x, "_physical", x)
     return physical.untyped_storage().data_ptr() if physical.layout is torch.strided else 0
 
 
@@ -111,7 +111,7 @@ class Memory:
 
     @staticmethod
     def _ref(x: Tensor) -> StorageWeakRef | None:
-        physical = getattr(x, "physical", x)
+        physical = getattr(x, "_physical", x)
         return StorageWeakRef(physical.untyped_storage()) if physical.layout is torch.strided else None
 
     def add(self, given: Iterable[Tensor], made: Iterable[Tensor]) -> None:
@@ -123,7 +123,7 @@ class Memory:
         for x in made:
             ref = self._ref(x)
             if ref is not None and ref.cdata not in self._known:
-                self._live[ref.cdata] = ref, getattr(x, "physical", x).untyped_storage().nbytes()
+                self._live[ref.cdata] = ref, getattr(x, "_physical", x).untyped_storage().nbytes()
         self.peak = max(self.peak, sum(nbytes for _, nbytes in self._live.values()))
 
 
