@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_blocked import _python, counting, equivalents
+from torch_blocked.deferred import expose
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import (
@@ -20,7 +21,6 @@ from torch_blocked.tensor import (
     Function,
     check_blocked_format,
     check_tensor,
-    expose,
     followed,
     inner_is_dense,
     lies_in_order,

@@ -12,26 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from torch_blocked import _python, library, printing, proxies
+from torch_blocked.deferred import ToCome, expose, finish_deferred
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
-
-
-class _ToCome:
-    """`_physical` of a tensor whose convolution waits to be run: it has no attribute of that name itself."""
-
-    def __get__(self, x: BlockedTensor | None, owner: type) -> object:
-        if x is None:
-            return self
-        _python.finish(x)
-        try:
-            return vars(x)["_physical"]
-        except KeyError:
-            raise AttributeError("this BlockedTensor has no bytes: it was not made by `BlockedTensor(...)`") from None
 
 
 class BlockedTensor(Tensor):
@@ -46,7 +32,7 @@ class BlockedTensor(Tensor):
         blocking: the inner blocks, a tuple of (axis, size).
     """
 
-    _physical: Tensor = _ToCome()
+    _physical: Tensor = ToCome()
     _blocking: Blocking
     _storage: torch.UntypedStorage | None = None
 
@@ -314,20 +300,6 @@ def followed(x: BlockedTensor) -> Tensor:
     if not torch.compiler.is_dynamo_compiling() and proxies.is_any_mode_on():
         proxies.follow_physical(x)
     return x._physical
-
-
-def expose(physical: Tensor) -> None:
-    """Notes that a plain tensor shares these bytes, so that no convolution waits that reads them."""
-    if not torch.compiler.is_dynamo_compiling():
-        _python.expose(physical)
-
-
-def finish_deferred(func: OpOverload, args: tuple, kwargs: dict | None) -> None:
-    """Runs the convolutions that wait for their post-ops (csrc/python/deferred.h) before `func` does."""
-    if _python.finish_deferred() and func._schema.is_mutable:
-        for x in pytree.tree_leaves((args, kwargs)):
-            if isinstance(x, BlockedTensor):
-                _python.finish_readers(x)
 
 
 def set_physical(x: BlockedTensor, physical: Tensor, blocking: Blocking) -> None:

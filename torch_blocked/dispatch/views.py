@@ -12,10 +12,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked import _python, reorder
+from torch_blocked.deferred import expose, finish_deferred
 from torch_blocked.dispatch import traced_views
 from torch_blocked.dispatch.fallback import assign, map_nested, written_arguments
 from torch_blocked.dispatch.registry import Handler, handle_first, register_view_rule
-from torch_blocked.tensor import BlockedTensor, expose, finish_deferred
+from torch_blocked.tensor import BlockedTensor
 
 
 @register_view_rule
