@@ -95,7 +95,7 @@ std::shared_ptr<Pending> pending_of(const at::Tensor& tensor);
 // interpreter's lock.
 void deliver(const std::weak_ptr<Awaiting>& awaiting, const at::Tensor& physical);
 
-// The bytes of a wrapper that is waiting, when they are there.
+// Gives a wrapper the bytes that it waits for, now; nothing where it has them.
 void finish(const at::Tensor& wrapper);
 
 // Its storage, for comparison; null for a plain tensor, and where the bytes are to come.

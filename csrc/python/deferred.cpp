@@ -167,13 +167,13 @@ void Deferred::enable(bool on) {
 // ---- One of them
 
 Deferred::Deferred(ConvolutionCall call, ConvolutionCall::OnPacking on_packing)
-    : on_packing_(std::move(on_packing)), inference_(c10::InferenceMode::is_enabled()) {
+    : on_packing_(std::move(on_packing)), inference_(c10::InferenceMode::is_enabled()), count_(registry.load()->count) {
   set_call(std::move(call));
-  registry.load()->count++;
+  count_++;
 }
 
 Deferred::~Deferred() {
-  if (!done_) registry.load()->count--;
+  if (!done_) count_--;
 }
 
 ConvolutionCall Deferred::call() const {
@@ -255,7 +255,7 @@ void Deferred::finish() {
     if (done_) return;
     std::erase(waiting_here, shared_from_this());  // now: what fails is told here, and again where it is asked for
     TORCH_CHECK(versions_ == versions(call_),
-                "a convolution that waited for its post-ops finds src or weight written to by code that blocked "
+                "a convolution that waited for its post-ops finds what it reads written to by code that blocked "
                 "tensors do not see: call torch_blocked.fuse('never') before");
     call = call_, stages = stages_;
     const int64_t before = weight_reorders();
@@ -266,7 +266,7 @@ void Deferred::finish() {
     packed = weight_reorders() != before;
     for (size_t i = 0, first = stages.size() - values.size(); i < values.size(); i++)
       deliver(stages[first + i].answer, values[i]);
-    if (!done_) registry.load()->count--;
+    if (!done_) count_--;
     done_ = true;
     call_ = {}, stages_.clear();
   }

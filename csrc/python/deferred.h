@@ -78,6 +78,7 @@ class Deferred : public Pending, public std::enable_shared_from_this<Deferred> {
   const ConvolutionCall::OnPacking on_packing_;
   const bool inference_;
   std::atomic<bool> done_ = false;
+  std::atomic<int64_t>& count_;                         // of those that wait; a forked process has another
   std::array<std::atomic<const void*>, 3> storages_{};  // that it reads; asked without the lock
 };
 

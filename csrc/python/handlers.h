@@ -23,9 +23,8 @@ PyObject* reorder(PyObject* self, PyObject* const* args, Py_ssize_t nargs);
 
 class Handlers : public std::enable_shared_from_this<Handlers> {
  public:
-  // The class BlockedTensor; for each block the blocking of channels; what is called with
-  // a weight's physical tensor, its blocking, None if it is plain, and a block after a
-  // convolution has reordered that weight.
+  // The class BlockedTensor; for each block the blocking of channels; what is called with a weight's physical tensor,
+  // its blocking, None if it is plain, and a block after a convolution has reordered that weight.
   Handlers(pybind11::object type, const pybind11::dict& channels, pybind11::object on_packing);
 
   bool convolution(Arguments args, Stack& answers) const;
