@@ -56,7 +56,7 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recove
 SANITIZED_TESTS := library amx library_pooling pool winograd grouped_winograd first first_winograd \
 	winograd_weight_gradient packed_weights chain convolution_ranks random_convolutions gradients pooling pooling_backward \
 	reorder reorder_kernels reorder_tiles reorder_types reorder_gradients operators operator_errors half linear post_ops \
-	changes quick channels deferred
+	changes quick channels deferred deferred_writes deferred_bytes
 sanitize: $(VENV)/.dependencies
 	BUILD_FOLDER=build/sanitized/objects CXXFLAGS="$(SANITIZE) -O1 -fno-omit-frame-pointer" LDFLAGS="$(SANITIZE)" \
 		$(BIN)/python setup.py --quiet build --build-lib build/sanitized/lib

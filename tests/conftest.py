@@ -12,13 +12,19 @@ import torch
 from torch import nn
 
 import torch_blocked as tb
-from torch_blocked import library
+from torch_blocked import _python, library
 from torch_blocked.__main__ import main
 from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.tensor import padding_of
 
 pytest.register_assert_rewrite(
-    "dispatch_cases", "kernel_cases", "memory_desc_cases", "module_cases", "reorder_cases", "training_cases"
+    "deferred_cases",
+    "dispatch_cases",
+    "kernel_cases",
+    "memory_desc_cases",
+    "module_cases",
+    "reorder_cases",
+    "training_cases",
 )
 
 TIERS = ("default", "avx2", "avx512")  # of vectors; on tiles, amx, are other convolutions only: test_amx.py
@@ -43,6 +49,20 @@ def seeded():
 def quiet_fallbacks():
     """Fallbacks are silent unless a test asks for another policy."""
     with tb.fallback("allow"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits():
+    """No convolution waits for its post-ops from one test to the next."""
+    yield
+    _python.finish_deferred()
+
+
+@pytest.fixture(params=[torch.no_grad, torch.inference_mode])
+def no_gradients(request):
+    """Either way to do without gradients."""
+    with request.param():
         yield
 
 
