@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "isa.h"
+
 namespace torch_blocked {
 namespace {
 
@@ -23,6 +25,14 @@ Caches caches() {
   static const Caches detected = detect();
   const int64_t l1 = set_l1, l2 = set_l2;
   return {l1 > 0 ? l1 : detected.l1, l2 > 0 ? l2 : detected.l2};
+}
+
+bool fetches_into_l1() {
+#if TORCH_BLOCKED_X86
+  return __builtin_cpu_is("amd") && caches().l1 >= 48 << 10;
+#else
+  return false;
+#endif
 }
 
 void set_caches(int64_t l1, int64_t l2) { set_l1 = l1, set_l2 = l2; }

@@ -9,6 +9,7 @@
 // that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
 // list of taps. The rows of the filter that are inside are a part of the list. 3x3 filters of narrow planes read each
 // src row once, for three dst rows.
+#include "../caches.h"
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -18,8 +19,10 @@ namespace torch_blocked {
 namespace {
 
 // Src is fetched as far ahead of its use as so many dst rows take: what one row takes is less than memory does. The
-// rows of a rolling kernel are short and take it a third of the time.
-constexpr int64_t fetched_ahead = 2, rolling_ahead = 6;
+// rows of a rolling kernel are short and take it a third of the time. Into L1 it is no more than a third of that.
+constexpr int64_t fetched_ahead = 2, rolling_ahead = 6, parts_of_l1 = 3;
+// Floats further that it is fetched into L2 where it comes from memory and then into L1.
+constexpr int64_t far_ahead = 16 << 10;
 
 // Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
 // pixel.
@@ -225,8 +228,12 @@ DepthwiseArgs arguments(const Plan& plan) {
   a.zeros = zeros;
   const int64_t filter_rows = (c.kh - 1) * c.dilation_h + 1;
   a.ahead_rows = std::min(c.stride_h, filter_rows);  // those that the dst row before it has not read
-  a.ahead =
-      ((plan.rolling ? rolling_ahead : fetched_ahead) * c.stride_h + filter_rows - a.ahead_rows) * c.src_md.strides[2];
+  a.ahead_into = !fetches_into_l1() ? FetchInto::L2 : plan.stream ? FetchInto::Both : FetchInto::L1;
+  a.far_ahead = far_ahead;
+  int64_t ahead = plan.rolling ? rolling_ahead : fetched_ahead;
+  const int64_t row = std::max<int64_t>(1, a.src_row) * sizeof(float);  // sequences have one, without a stride
+  if (a.ahead_into != FetchInto::L2) ahead = std::clamp<int64_t>(caches().l1 / parts_of_l1 / row, 1, ahead);
+  a.ahead = (ahead * c.stride_h + filter_rows - a.ahead_rows) * c.src_md.strides[2];
   a.wei_kw = plan.wei_kw;
   a.dst_step = c.dst_step();
   a.dst_row = c.dst_row();

@@ -13,39 +13,42 @@ namespace {  // one copy per tier: nothing here may be shared between them
 // Src is fetched before the rows that are read anew are begun: the hardware's own prefetch does not follow several of
 // them at once. Tile after tile it is one run of addresses, which memory is fastest at, in equal parts beside the
 // multiplications of each call: a core has room for some tens of misses, and drops what a burst asks for beyond that.
-// Locality is __builtin_prefetch's: 3 is into L1, 2 into L2.
-template <int Locality>
+template <FetchInto Into>
 struct FetchAhead {
   static constexpr int64_t line = 64 / sizeof(float);
 
   // For a tile of as many new `pixels` in a row, whose first is src column `iw`.
   FetchAhead(const DepthwiseArgs& a, int64_t src_offset, int64_t iw, int64_t pixels, int64_t calls)
       : next(a.src + (src_offset + a.maps[0].src + a.ahead + iw * (a.ahead_rows - 1) * block)),
-        lines(calls > 0 ? (a.ahead_rows * pixels * block + calls * line - 1) / (calls * line) : 0) {}
+        lines(calls > 0 ? (a.ahead_rows * pixels * block + calls * line - 1) / (calls * line) : 0),
+        far(a.far_ahead) {}
 
-  [[gnu::always_inline]] void fetch(int64_t i) const { __builtin_prefetch(next + i * line, 0, Locality); }
+  [[gnu::always_inline]] static void fetch(const float* at, int64_t far) {
+    __builtin_prefetch(at, 0, Into == FetchInto::L2 ? 2 : 3);
+    if (Into == FetchInto::Both) __builtin_prefetch(at + far, 0, 2);
+  }
+  [[gnu::always_inline]] void fetch(int64_t i) const { fetch(next + i * line, far); }
   // All of a tile at once, where no register is left to count its parts.
   template <int Pixels>
   [[gnu::always_inline]] void fetch_all(int64_t rows) const {
     const float* at = next;
     for (int64_t row = 0; row < rows; row++, at += Pixels * block)
 #pragma GCC unroll 64
-      for (int i = 0; i < Pixels * block; i += line) __builtin_prefetch(at + i, 0, Locality);
+      for (int i = 0; i < Pixels * block; i += line) fetch(at + i, far);
   }
   [[gnu::always_inline]] void to_next_call(int64_t fetched) { next += fetched * line; }
 
   const float* next;
   const int64_t lines;  // of each of the calls, where their number is given
+  const int64_t far;
 };
 
 // Cols pixels of one block of channels, each channel with its own filter. src pixels are Stride apart; taps come in
 // rows of Kw neighbours, and pixel i of a row is the k-th tap of dst column (i - k) / Stride.
-template <Lane lane, int Kw, int Stride, int Cols>
+template <Lane lane, int Kw, int Stride, int Cols, FetchInto Into>
 struct Tile {
   static constexpr int pixels = (Cols - 1) * Stride + Kw;
-  // Depthwise waits for memory more than for anything else, and L1 has room for fewer misses than L2 (Zen 4); grouped
-  // multiplies long enough for what is fetched to arrive in L1.
-  using Fetch = FetchAhead<lane == Lane::Own ? 2 : 3>;
+  using Fetch = FetchAhead<Into>;
   // Whether src is fetched in parts, and beside how many pixels of a call: enough of them for square filters and
   // strides, and for so many channels a group. Where there may be far more calls, the lines of each are counted.
   static constexpr bool in_parts = lane != Lane::Own || max_cols > 8;
@@ -126,10 +129,10 @@ constexpr int exchanging(Lane lane) { return lane == Lane::Fours ? 4 : lane == L
 // Every lane multiplies its own channel, for each output of its group in turn: that of lane i ^ r is in the r-th of its
 // sums. In the end lanes exchange these, by halves (as a reduction by recursive doubling), and no pixel's lanes are
 // moved.
-template <Lane lane, int Kw, int Stride, int Cols>
+template <Lane lane, int Kw, int Stride, int Cols, FetchInto Into>
   requires(exchanging(lane) > 0)
-struct Tile<lane, Kw, Stride, Cols> : Tile<Lane::Mapped, Kw, Stride, Cols> {
-  using Base = Tile<Lane::Mapped, Kw, Stride, Cols>;
+struct Tile<lane, Kw, Stride, Cols, Into> : Tile<Lane::Mapped, Kw, Stride, Cols, Into> {
+  using Base = Tile<Lane::Mapped, Kw, Stride, Cols, Into>;
   static constexpr int n = exchanging(lane);
   static constexpr int fetching = (Cols * Stride * Stride * block - 1) / (Kw * Base::Fetch::line) + 1;
 
@@ -190,15 +193,15 @@ void exchange_weights(const float* wei, const int64_t* channels, float* to) {
   exchange_weights(wei, channels, to, std::make_integer_sequence<int, exchanging(lane)>());
 }
 
-template <Lane lane, int Kw, int Stride, int Cols>
-[[gnu::noinline]] void depthwise(const DepthwiseArgs& a) {
+template <Lane lane, int Kw, int Stride, int Cols, FetchInto Into>
+[[gnu::always_inline]] inline void compute_rows(const DepthwiseArgs& a) {
   const Vec start = a.first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias) : Vec(0.f);
   for (int64_t row = 0; row < a.nrows; row++) {
     const TapRange taps = a.rows[row];
     int64_t src_offset = a.src_offset + row * a.src_row, iw = a.iw_begin;
     float* dst = a.dst + row * a.dst_row;
     for (int64_t tile = 0; tile < a.ntiles; tile++) {
-      Tile<lane, Kw, Stride, Cols> t;
+      Tile<lane, Kw, Stride, Cols, Into> t;
       UNROLL for (int c = 0; c < Cols; c++) t.acc[0][c] = start;
       t.add(a, src_offset, iw, taps);
       t.store(a, dst);
@@ -207,6 +210,20 @@ template <Lane lane, int Kw, int Stride, int Cols>
       dst += Cols * a.dst_step * block;
     }
   }
+}
+
+template <Lane lane, int Kw, int Stride, int Cols>
+[[gnu::noinline]] void depthwise(const DepthwiseArgs& a) {
+  // Grouped multiplies long enough for what is fetched to arrive in L1 in any case.
+  if (lane != Lane::Own) return compute_rows<lane, Kw, Stride, Cols, FetchInto::L1>(a);
+  if constexpr (lane == Lane::Own) switch (a.ahead_into) {
+      case FetchInto::L2:
+        return compute_rows<lane, Kw, Stride, Cols, FetchInto::L2>(a);
+      case FetchInto::L1:
+        return compute_rows<lane, Kw, Stride, Cols, FetchInto::L1>(a);
+      case FetchInto::Both:
+        return compute_rows<lane, Kw, Stride, Cols, FetchInto::Both>(a);
+    }
 }
 
 // Most columns of a call: of narrow rows of taps the weights leave room for more sums. Lanes that exchange theirs have

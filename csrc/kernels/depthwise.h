@@ -31,6 +31,9 @@ struct LaneMap {
   int32_t use[max_lanes];
 };
 
+// Where src that is fetched ahead goes; Both: into L2 long before into L1.
+enum class FetchInto { L2, L1, Both };
+
 // The sum over maps and taps for `ntiles` tiles, of as many neighbouring columns as the kernel has, in each of `nrows`
 // rows.
 struct DepthwiseArgs {
@@ -42,6 +45,8 @@ struct DepthwiseArgs {
   const float* zeros;         // a vector of them: what lanes that exchange their sums read in the padding
   int64_t ahead;              // the first of the src rows to fetch into the cache meanwhile: its offset, like taps'
   int64_t ahead_rows;         // how many, one after another in memory
+  FetchInto ahead_into;
+  int64_t far_ahead;  // with FetchInto::Both: floats on from what is fetched into L1
   const LaneMap* maps;
   int64_t nmaps;
   const Tap* taps;

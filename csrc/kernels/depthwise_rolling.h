@@ -61,7 +61,10 @@ struct RollingTile {
     const float* ahead = src + a.ahead;
     src += 2 * a.src_row;
     for (int64_t row = 0; row < a.nrows; row++, src += a.src_row, ahead += a.src_row, dst += a.dst_row) {
-      UNROLL for (int c = 0; c < Cols; c++) __builtin_prefetch(ahead + c * block, 0, 2);
+      if (a.ahead_into == FetchInto::L2)
+        UNROLL for (int c = 0; c < Cols; c++) __builtin_prefetch(ahead + c * block, 0, 2);
+      else
+        UNROLL for (int c = 0; c < Cols; c++) __builtin_prefetch(ahead + c * block, 0, 3);
       if (inside(row + 2)) tile.template add<2>(src);
       tile.store(a, dst);
       tile.to_next_row(start);
