@@ -145,20 +145,20 @@ bool aliased(const int64_t* offsets, int64_t n, int64_t together) {
   return n > 8 && (offsets[1] - offsets[0]) % (4096 * 16 / together) == 0;
 }
 
-// Rows that push each other out of the first cache. So of src some lines are read of a few rows at a time, which one of
-// 12 ways gains nothing by, but where the tiles of others are so narrow that they read each line four times; and of dst
-// a few rows are written. False where there are none, or where dst goes past the caches.
+// Rows that push each other out of the first cache. So of src some lines are read of a few rows at a time, but of bytes
+// where it has 12 ways: there it is enough that no tile reads a part of a line. Of dst a few rows are written. False
+// where there are none, or where dst goes past the caches.
 template <class T>
 bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), vector = vector_bytes / size;
   if constexpr (vector_bytes >= 32) {
     if (traffic.stream) return false;
-    const bool few_ways = caches().l1 <= 8 * 4096;
+    const bool few_rows = size > 1 || caches().l1 <= 8 * 4096;
     if constexpr (size == 1 && vector_bytes == 64)
-      if (!few_ways && aliased(matrix.src_rows.each, matrix.rows, 128) &&
+      if (!few_rows && aliased(matrix.src_rows.each, matrix.rows, 128) &&
           transpose_overlapping<FromWideRows<T, 64, 16, false>>(matrix))
         return true;
-    if (few_ways && aliased(matrix.src_rows.each, matrix.rows, std::max(vector, 16)) && matrix.cols >= vector) {
+    if (few_rows && aliased(matrix.src_rows.each, matrix.rows, std::max(vector, 16)) && matrix.cols >= vector) {
       using Tile = std::conditional_t<(size <= 4), FromWideRows<T, 32, 8, false>, ToWideRows<T, vector_bytes, vector>>;
       constexpr int64_t some = 256 / size;  // four lines
       for (int64_t c = 0; c < matrix.cols; c += some) {

@@ -20,9 +20,20 @@ using Words = Vector<bytes, uint32_t>;
 template <int bytes>
 constexpr std::make_integer_sequence<int, bytes / 4> every_word;
 
+// As many bytes as some pixels take, of what is read later: the CPU's own prefetch is late where pixels are blocks.
+template <int bytes>
+[[gnu::always_inline]] inline void fetch_pixels(const char* src) {
+#pragma GCC unroll 64
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(src + i + prefetch_distance(true));
+}
+
 template <class T, int bytes>
 struct InRows {
   using Registers = Pixels<T, bytes>;
+
+  [[gnu::always_inline]] static void fetch(const char* src, const int64_t* rows, int64_t pixel) {
+    for (int c = 0; c < 3; c++) __builtin_prefetch(src + rows[c] + pixel * sizeof(T) + prefetch_distance(true));
+  }
 
   [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char*) {
     Registers tile{};
@@ -45,6 +56,9 @@ struct SideBySide {
   using Bytes = Vector<bytes, uint8_t>;
   static constexpr int words = bytes / 4, size = sizeof(T);
 
+  [[gnu::always_inline]] static void fetch(const char* src, const int64_t* rows, int64_t pixel) {
+    fetch_pixels<3 * Registers::cols * size>(src + rows[0] + pixel * 3 * size);
+  }
   [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char*) {
     const char* const from = src + rows[0] + pixel * 3 * size;
     Words<bytes> vector[3];
@@ -108,6 +122,9 @@ struct InBlocks {
   using Registers = Pixels<T, bytes>;
   static constexpr int size = sizeof(T), vectors = block / 4;  // of blocks for one of pixels
 
+  [[gnu::always_inline]] static void fetch(const char* src, const int64_t* rows, int64_t pixel) {
+    fetch_pixels<Registers::cols * block * size>(src + rows[0] + pixel * block * size);
+  }
   // What follows the channels of the last pixel may not be readable.
   [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char* end) {
     const char* const from = src + rows[0] + pixel * block * size;
@@ -184,6 +201,7 @@ void move_pixels(const char* src, const int64_t* src_rows, char* dst, const int6
   constexpr int some = From::Registers::cols;
   for (int64_t i = 0; i < pixels; i += some) {
     const int64_t pixel = std::min(i, pixels - some);
+    From::fetch(src, src_rows, pixel);
     To::template write<stream>(From::read(src, src_rows, pixel, src_end), dst, dst_rows, pixel);
   }
 }
