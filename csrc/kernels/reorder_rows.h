@@ -10,11 +10,11 @@
 namespace torch_blocked {
 namespace {
 
-// Rows of one vector, or of a few. Within the caches the lines of dst are fetched some rows before they are written:
-// stores wait for their lines one after the other.
-template <int bytes, bool stream>
-void copy_vectors(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
-                  int64_t size, const char* next_src) {
+// Rows of `size` bytes, one vector or a few. Within the caches the lines of dst are fetched some rows before they are
+// written: stores wait for their lines one after the other.
+template <int bytes, bool stream, class Rows>
+[[gnu::always_inline]] inline void copy_vectors_of(const char* src, Rows src_rows, char* dst, Rows dst_rows,
+                                                   int64_t rows, int64_t size, const char* next_src) {
   const auto copy = [&](int64_t r) {
     const char* from = src + src_rows[r];
     char* to = dst + dst_rows[r];
@@ -25,11 +25,26 @@ void copy_vectors(const char* src, const int64_t* src_rows, char* dst, const int
   };
   constexpr int64_t ahead = 8;
   int64_t r = 0;
+#pragma GCC unroll 4
   for (; !stream && r < rows - ahead; r++) {
     __builtin_prefetch(dst + dst_rows[r + ahead], 1);
     copy(r);
   }
   for (; r < rows; r++) copy(r);
+}
+
+// A row of one vector is no loop, and where they are even found by its distance.
+template <int bytes, bool stream>
+void copy_vectors(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows, int64_t size,
+                  const char* next_src) {
+  const int64_t *const from = src_rows.each, *const to = dst_rows.each;
+  if (size > bytes)
+    copy_vectors_of<bytes, stream>(src, from, dst, to, rows, size, next_src);
+  else if (stream || src_rows.stride == 0 || dst_rows.stride == 0)
+    copy_vectors_of<bytes, stream>(src, from, dst, to, rows, bytes, next_src);
+  else
+    copy_vectors_of<bytes, stream>(src + from[0], EvenRows{src_rows.stride}, dst + to[0], EvenRows{dst_rows.stride},
+                                   rows, bytes, next_src);
 }
 
 template <int bytes, bool stream>
@@ -111,17 +126,20 @@ void clear_rows(char* dst, const int64_t* dst_rows, int64_t rows, int64_t size) 
 }
 
 template <bool stream>
-void copy_any_rows(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t rows,
+void copy_any_rows(const char* src, RowOffsets src_offsets, char* dst, RowOffsets dst_offsets, int64_t rows,
                    int64_t size, int64_t padded_size, const char* next_src) {
+  const int64_t *const src_rows = src_offsets.each, *const dst_rows = dst_offsets.each;
   if (size > 0 && size < padded_size && pad_short_rows<stream>(src, src_rows, dst, dst_rows, rows, size, padded_size))
     return;
   if (size < padded_size) clear_rows<stream>(dst, dst_rows, rows, padded_size);
   if (size == 0) return;
-  if (size % 64 == 0 && (stream || size == 64))
-    return copy_vectors<64, stream>(src, src_rows, dst, dst_rows, rows, size, next_src);
-  if (size == 32) return copy_vectors<32, stream>(src, src_rows, dst, dst_rows, rows, 32, next_src);
-  if (size == 16) return copy_vectors<16, stream>(src, src_rows, dst, dst_rows, rows, 16, next_src);
-  if (size == 8) return copy_vectors<8, false>(src, src_rows, dst, dst_rows, rows, 8, nullptr);
+  const auto by_vectors = [&](auto copy, const char* ahead) {
+    copy(src, src_offsets, dst, dst_offsets, rows, size, ahead);
+  };
+  if (size % 64 == 0 && (stream || size == 64)) return by_vectors(copy_vectors<64, stream>, next_src);
+  if (size == 32) return by_vectors(copy_vectors<32, stream>, next_src);
+  if (size == 16) return by_vectors(copy_vectors<16, stream>, next_src);
+  if (size == 8) return by_vectors(copy_vectors<8, false>, nullptr);
   if (size < 16) return copy_short_rows(src, src_rows, dst, dst_rows, rows, size);
   if (size < 32) return copy_short_rows_of<Vector<16>>(src, src_rows, dst, dst_rows, rows, size);
   for (int64_t r = 0; r < rows; r++) std::memcpy(dst + dst_rows[r], src + src_rows[r], size);
@@ -147,7 +165,7 @@ void copy_rows(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_r
     return copy_three<T, stream>(src, src_rows, dst, dst_rows, rows, size, padded_size, traffic.src_end);
   };
   if (three(uint8_t()) || three(uint16_t()) || three(uint32_t())) return;
-  copy_any_rows<stream>(src, src_rows.each, dst, dst_rows.each, rows, size, padded_size, traffic.next_src);
+  copy_any_rows<stream>(src, src_rows, dst, dst_rows, rows, size, padded_size, traffic.next_src);
 }
 
 void copy_rows(const char* src, RowOffsets src_rows, char* dst, RowOffsets dst_rows, int64_t rows, int64_t size,
