@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -326,11 +327,21 @@ def test_all_are_warmed_or_none(clock):
     assert "".join(clock.log[6:]) == "ssllllss"
 
 
-def test_rounds_are_rotated_and_medians_taken(clock):
+def test_medians_of_interleaved_rounds(clock):
     # Three calls calibrate; the rounds take what is left of the cycle.
     runs = {"a": clock.run("a", 20, 20, 20, 50, 90, 40), "b": clock.run("b", 30), "c": clock.run("c", 80)}
     assert measure.medians(runs, rounds=3) == {"a": 50, "b": 30, "c": 80}
-    assert "".join(clock.log[9:]) == "abcbcacab"
+    assert "".join(clock.log[9:]) == "acbcabcba"
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abc", "abcd", "abcde", "abcdef", "abcdefg"])
+def test_each_follows_every_other_equally_often(names):
+    squares = 1 if len(names) % 2 == 0 else 2
+    order = "".join(measure.in_turn(names, squares * len(names)))
+    rounds = [order[i : i + len(names)] for i in range(0, len(order), len(names))]
+    assert all(sorted(turn) == list(names) for turn in rounds)
+    pairs = Counter(pair for turn in rounds for pair in itertools.pairwise(turn))
+    assert pairs == {pair: squares for pair in itertools.permutations(names, 2)}
 
 
 def test_ratios_of_fake_times(bench, monkeypatch):

@@ -140,7 +140,7 @@ def training_step(model: nn.Module, images: Tensor, target: Tensor, autocast: bo
 
 
 def medians(steps: dict[str, Callable[[], Times]], rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds of the step and of each phase, medians of `rounds` interleaved steps in rotated order."""
+    """Seconds of the step and of each phase, medians of `rounds` interleaved steps."""
     times: dict[str, list[Times]] = {name: [] for name in steps}
     for name in in_turn(steps, rounds):
         times[name].append(steps[name]())
