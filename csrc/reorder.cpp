@@ -55,11 +55,13 @@ void run_copy(const Tile& tile, const Plan& plan, const ReorderKernels& kernels)
 }
 
 ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t element_size) {
-  return element_size == 1   ? kernels.transpose_1
-         : element_size == 2 ? kernels.transpose_2
-         : element_size == 4 ? kernels.transpose_4
-         : element_size == 8 ? kernels.transpose_8
-                             : kernels.transpose_16;
+  return element_size == 1    ? kernels.transpose_1
+         : element_size == 2  ? kernels.transpose_2
+         : element_size == 4  ? kernels.transpose_4
+         : element_size == 8  ? kernels.transpose_8
+         : element_size == 16 ? kernels.transpose_16
+         : element_size == 32 ? kernels.transpose_32
+                              : kernels.transpose_64;
 }
 
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {

@@ -215,6 +215,8 @@ const ReorderKernels TORCH_BLOCKED_TIER_NAME(reorder_kernels) = {
     transpose<uint32_t>,
     transpose<uint64_t>,
     transpose<Bytes16>,
+    transpose_wide<32>,
+    transpose_wide<64>,
     interleave<uint8_t, 4>,
     interleave<uint16_t, 2>,
     deinterleave<uint8_t, 4>,

@@ -80,6 +80,8 @@ struct ReorderKernels {
   Transpose* transpose_4;
   Transpose* transpose_8;
   Transpose* transpose_16;
+  Transpose* transpose_32;
+  Transpose* transpose_64;
   Interleave* interleave_1;  // by element size: groups of four, of two
   Interleave* interleave_2;
   Deinterleave* deinterleave_1;

@@ -169,6 +169,57 @@ void transpose_elements(Matrix matrix) {
     }
 }
 
+// Elements of a vector or a few: a few rows at a time.
+constexpr int64_t wide_rows = 8;
+
+template <int size, class Rows>
+[[gnu::always_inline]] inline void move_wide(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t rows,
+                                             int64_t cols) {
+  for (int64_t c = 0; c < cols; c++)
+    for (int64_t r = 0; r < rows; r++)
+      store<false>(dst + dst_rows[c] + r * size, load<Vector<size>>(src + src_rows[r] + c * size));
+}
+
+template <int size, class Rows>
+[[gnu::always_inline]] inline void transpose_wide(const Matrix& matrix, bool along_src, const char* src, Rows src_rows,
+                                                  char* dst, Rows dst_rows) {
+  const auto move = [&](int64_t r, int64_t c) {
+    const int64_t rows = std::min(wide_rows, matrix.rows - r), cols = std::min(wide_rows, matrix.cols - c);
+    move_wide<size>(src + c * size, src_rows + r, dst + r * size, dst_rows + c, rows == wide_rows ? wide_rows : rows,
+                    cols);
+  };
+  if (along_src)
+    for (int64_t r = 0; r < matrix.rows; r += wide_rows)
+      for (int64_t c = 0; c < matrix.cols; c += wide_rows) move(r, c);
+  else
+    for (int64_t c = 0; c < matrix.cols; c += wide_rows)
+      for (int64_t r = 0; r < matrix.rows; r += wide_rows) move(r, c);
+}
+
+// Along the side whose rows are a larger power of two apart, a few of them in their full length: they are the ones that
+// push each other out of the first cache.
+bool goes_along_src(const Matrix& matrix) {
+  const auto power_of_two = [](int64_t stride) { return stride & -stride; };
+  return power_of_two(matrix.src_rows.stride) >= power_of_two(matrix.dst_rows.stride);
+}
+
+template <int size>
+void transpose_wide(const Matrix& matrix, Traffic) {
+  const bool even = are_even(matrix), along_src = goes_along_src(matrix);
+  const int64_t *const src_rows = matrix.src_rows.each, *const dst_rows = matrix.dst_rows.each;
+  for (int64_t i = 0; i < matrix.count; i++) {
+    const char* const src = matrix.src + i * matrix.next_in_src;
+    char* const dst = matrix.dst + i * matrix.next_in_dst;
+    if (even)
+      transpose_wide<size>(matrix, along_src, src + src_rows[0], EvenRows{matrix.src_rows.stride}, dst + dst_rows[0],
+                           EvenRows{matrix.dst_rows.stride});
+    else
+      transpose_wide<size>(matrix, along_src, src, src_rows, dst, dst_rows);
+    for (int64_t c = 0; c < matrix.cols && matrix.rows < matrix.padded_rows; c++)
+      std::memset(dst + dst_rows[c] + matrix.rows * size, 0, (matrix.padded_rows - matrix.rows) * size);
+  }
+}
+
 // The last tile of a row or a column overlaps the one before it. By numbers, which stay in registers.
 template <class Tile>
 [[gnu::noinline]] void move_overlapping_tiles(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
