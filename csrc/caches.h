@@ -10,10 +10,10 @@ struct Caches {
 
 // As the CPU tells them, or by set_caches; 32 KiB and 1 MiB where it tells nothing.
 Caches caches();
+void set_caches(int64_t l1, int64_t l2);  // for tests; zeros: the CPU's again
+
 // Whether what is fetched ahead arrives as soon in L1 as in L2. Of AMD's cores those with 48 KiB of it (Zen 5) wait for
 // as many lines there, those with less (Zen 4) for fewer; Intel's (Granite Rapids) were measured with L2.
 bool fetches_into_l1();
-
-void set_caches(int64_t l1, int64_t l2);  // for tests; zeros: the CPU's again
 
 }  // namespace torch_blocked

@@ -120,8 +120,8 @@ bool is_transpose(Plan& plan) {
 // Makes one element of a few that lie side by side in both src and dst, as pairs of input channels do in 1x1 weights,
 // where that makes a transpose of what would be copied in short rows: nhwc -> nChw16c.
 void widen_elements(Plan& plan) {
-  constexpr int64_t half_a_line = 16, line = 64;
-  const int64_t widest = plan.stream ? half_a_line : line;  // past the caches rows of more are copied as fast
+  constexpr int64_t part = 16, line = 64;            // of a vector, in bytes
+  const int64_t widest = plan.stream ? part : line;  // past the caches longer rows are copied as fast
   for (size_t a = 0; a < plan.axes.size(); a++) {
     const Axis& axis = plan.axes[a];
     const int64_t size = axis.dim * plan.element_size;
@@ -131,7 +131,7 @@ void widen_elements(Plan& plan) {
     Plan wider = plan;
     wider.element_size = size;
     wider.axes.erase(wider.axes.begin() + a);
-    if (size < 16 || is_transpose(wider)) plan = std::move(wider);
+    if (size < part || is_transpose(wider)) plan = std::move(wider);
     return;
   }
 }

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reorder_cases import same_bits
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
@@ -73,6 +74,29 @@ def test_rows_that_alias(isa, caches, guarded, bytes_of_channels, pixels, dtype)
     x = random_bits((1, bytes_of_channels // dtype.itemsize, 1, pixels), dtype)
     assert_reordered(x, "nchw", "nhwc")
     assert_reordered(x, "nhwc", "nchw")
+
+
+# Blocks of half a cache line and of a whole one, of rows of all channels that alias or do not; few and many, of pixels
+# that are whole steps and that are not.
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_bytes", [32, 64])
+@pytest.mark.parametrize(("blocks", "pixels"), [(2, 9), (3, 49), (9, 8), (17, 33), (64, 17), (128, 49)])
+def test_wide_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
+    block = block_bytes // dtype.itemsize
+    x = random_bits((2, block * blocks, 1, pixels), dtype)
+    assert_reordered(x, "nhwc", f"nChw{block}c")
+    assert_reordered(x, f"nChw{block}c", "nhwc")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_bytes", [32, 64])
+def test_wide_blocks_of_uneven_rows(isa, guarded, block_bytes, dtype):
+    """Pixels of planes of which every second column is taken: their distances are in a table."""
+    block = block_bytes // dtype.itemsize
+    x = random_bits((2, 5, 14, 9 * block), dtype)[:, :, ::2].permute(0, 3, 1, 2)
+    tag = f"nChw{block}c"
+    dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
+    assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -19,10 +19,11 @@ namespace torch_blocked {
 namespace {
 
 // Src is fetched as far ahead of its use as so many dst rows take: what one row takes is less than memory does. The
-// rows of a rolling kernel are short and take it a third of the time. Into L1 it is no more than a third of that.
-constexpr int64_t fetched_ahead = 2, rolling_ahead = 6, parts_of_l1 = 3;
-// Floats further that it is fetched into L2 where it comes from memory and then into L1.
-constexpr int64_t far_ahead = 16 << 10;
+// rows of a rolling kernel are short and take it a third of the time.
+constexpr int64_t fetched_ahead = 2, rolling_ahead = 6;
+// Into L1 src is fetched no further ahead than a third of L1; where it comes from memory, into L2 so many floats
+// before.
+constexpr int64_t parts_of_l1 = 3, far_ahead = 16 << 10;
 
 // Columns from one dst pixel's src to the next one's, in blocks; 0 where the kernels do not take it and go pixel by
 // pixel.

@@ -185,8 +185,10 @@ template <int size, class Rows>
                                                   char* dst, Rows dst_rows) {
   const auto move = [&](int64_t r, int64_t c) {
     const int64_t rows = std::min(wide_rows, matrix.rows - r), cols = std::min(wide_rows, matrix.cols - c);
-    move_wide<size>(src + c * size, src_rows + r, dst + r * size, dst_rows + c, rows == wide_rows ? wide_rows : rows,
-                    cols);
+    const auto run = [&](int64_t rows) {
+      move_wide<size>(src + c * size, src_rows + r, dst + r * size, dst_rows + c, rows, cols);
+    };
+    rows == wide_rows ? run(wide_rows) : run(rows);  // the first is unrolled
   };
   if (along_src)
     for (int64_t r = 0; r < matrix.rows; r += wide_rows)
