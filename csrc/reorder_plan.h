@@ -13,8 +13,10 @@
 // (MemoryDesc::off_v). So a reorder is a loop over tiles of two axes, the rows and the columns, and the elements of a
 // tile are found with four small tables: the offsets of its rows and of its columns, in src and in dst. The
 // implementations differ in the two axes they choose:
-//   copy        the columns lie side by side in both src and dst (nhwc <-> nChw16c): rows of bytes are copied
+//   copy        the columns lie side by side in both src and dst (nhwc <-> nChw16c, past the caches or where the last
+//               block is not full): rows of bytes are copied
 //   transpose   the columns lie side by side in src, the rows in dst (nchw -> nChw16c -> nchw, oihw -> OIhw16i16o);
+//               up to a cache line that lies side by side in both is one element (nhwc <-> nChw16c in the caches);
 //               where a tile is one small block on both sides, its bytes are permuted as they are (oihw -> Oihw16o)
 //   interleave  the same, and a few of the columns alternate in dst (oihw -> OIhw8i16o2i); and back: deinterleave
 //   periods     the same, and columns far apart in dst share one place of the first cache (oihw -> Ohwi16o)

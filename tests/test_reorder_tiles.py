@@ -24,8 +24,7 @@ def assert_reordered(x, src_tag, dst_tag):
     src = equivalents.plain_to_blocked(x, tb.format(src_tag).order, flat(src_tag))
     expected = equivalents.plain_to_blocked(x, tb.format(dst_tag).order, flat(dst_tag))
     dst = library.reorder_op(src, x.shape, flat(src_tag), tb.format(dst_tag).order, flat(dst_tag))
-    as_bytes = [t.contiguous().flatten().view(torch.uint8) for t in (dst, expected)]
-    assert torch.equal(*as_bytes) and dst.stride() == expected.stride(), (src_tag, dst_tag)
+    assert same_bits(dst, expected) and dst.stride() == expected.stride(), (src_tag, dst_tag)
 
 
 # What is left beside whole tiles, of pixels: nothing, one, as many as a narrow or a short tile, one more; alone or not.
@@ -108,7 +107,7 @@ def test_aliased_rows_of_a_part(isa, caches, guarded, channels, dtype):
     for tag in ("nchw", "nChw8c", "nChw16c"):
         dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
         expected = equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag))
-        assert torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (dst, expected)))
+        assert same_bits(dst, expected)
 
 
 def test_plans_are_told_apart():
@@ -151,7 +150,7 @@ def test_three_channels_of_more(isa, guarded, apart, dtype):
         for tag in ("nchw", "nhwc", "nChw8c", "nChw16c"):
             dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
             expected = equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag))
-            assert torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in (dst, expected)))
+            assert same_bits(dst, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=str)
