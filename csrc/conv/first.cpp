@@ -15,7 +15,7 @@ namespace torch_blocked {
 namespace {
 
 constexpr int64_t line = 16;                  // floats
-constexpr int64_t fetched_ahead = 2;          // rows of dst, whose src is fetched before they are begun
+constexpr int64_t fetched_ahead = 2;          // rows of dst that are computed while src of a later one is fetched
 constexpr int64_t window_budget = 256 << 10;  // bytes: a part of a core's L2, which dst goes through, too
 
 bool can(const Conv& c) { return c.groups == 1 && c.src_md.is_plain() && c.kernels() != nullptr; }
@@ -32,15 +32,17 @@ struct Columns {
   int64_t row, plane;  // floats from one src row, and from one plane of src, to the next
   int64_t left_taps;   // of a row of the filter
   std::pmr::vector<Tap> taps;
+  std::pmr::vector<int64_t> ahead;  // from the src of a run of columns to the cache lines that a later row reads anew
 
   Columns(const Conv& c, int64_t first, int64_t last, bool stays, bool kernel_takes_stride, int64_t dst_rows,
-          std::pmr::memory_resource* memory)
+          int64_t cols, std::pmr::memory_resource* memory)
       : begin(first),
         end(last),
         in_place(stays),
         conv(c),
         window(conv_of_columns(), 1, kernel_takes_stride),
-        taps(memory) {
+        taps(memory),
+        ahead(memory) {
     row = in_place ? c.src_md.strides[2] : window.row_size;
     plane = in_place ? c.src_md.strides[1] : window.size(dst_rows);
     left_taps = in_place && conv.pad_w > 0 ? (conv.pad_w - 1) / c.dilation_w + 1 : 0;
@@ -52,6 +54,7 @@ struct Columns {
             taps.push_back({(in_place ? kh * c.dilation_h * row + kw * c.dilation_w : window.tap(kh, kw)) +
                                 (kd * c.ic + channel) * plane,
                             int64_t(taps.size()) * c.block});
+    if (in_place) set_ahead(cols);
   }
   int64_t copied() const { return in_place ? 0 : conv.ic * conv.kd * plane; }
 
@@ -60,6 +63,13 @@ struct Columns {
     conv.ow = end - begin;
     conv.pad_w -= begin * conv.stride_w;
     return conv;
+  }
+  void set_ahead(int64_t cols) {
+    const int64_t rows = (conv.kh - 1) * conv.dilation_h + 1, read_anew = std::min(rows, conv.stride_h);
+    const int64_t first = fetched_ahead * conv.stride_h + rows - read_anew;
+    for (int64_t channel = 0; channel < conv.ic; channel++)
+      for (int64_t h = first; h < first + read_anew; h++)
+        for (int64_t w = 0; w < cols * conv.stride_w; w += line) ahead.push_back(channel * plane + h * row + w);
   }
 };
 
@@ -105,7 +115,7 @@ void Plan::split_columns(int64_t dst_rows) {
   if (end < c.ow) end = end / cols * cols;
   if (!can_stay || begin >= end) begin = end = 0;
   const auto add = [&](int64_t first, int64_t last, bool stays) {
-    if (first < last) columns.emplace_back(c, first, last, stays, takes_stride(), dst_rows, &memory);
+    if (first < last) columns.emplace_back(c, first, last, stays, takes_stride(), dst_rows, cols, &memory);
   };
   add(0, begin, false);
   add(begin, end, true);
@@ -119,16 +129,6 @@ struct Rows {
   int64_t oh, count;
   int64_t dst;  // where they begin
 };
-
-// Fetches what a later row of dst reads anew for the columns whose own src begins at `src`.
-void fetch_ahead(const Columns& columns, const float* src) {
-  const Conv& c = columns.conv;
-  src += (fetched_ahead * c.stride_h + std::max<int64_t>(0, c.kh - c.stride_h)) * columns.row;
-  for (int64_t channel = 0; channel < c.ic; channel++)
-    for (int64_t row = 0; row < c.stride_h; row++)
-      for (int64_t i = 0; i < c.ow * c.stride_w; i += line)
-        __builtin_prefetch(src + channel * columns.plane + row * columns.row + i, 0, 2);
-}
 
 // The columns of one row of dst, which the kernel finds at `src` and writes at `dst`.
 void compute_columns(const Plan& plan, const Columns& columns, const float* src, int64_t dst,
@@ -172,7 +172,8 @@ void compute_rows(const Plan& plan, const Rows& rows, int64_t oc_block) {
       a.taps = columns.taps.data();
       a.ntaps = (inside.end - inside.begin) * row_taps;
       a.wei = c.wei + oc_block * a.wei_block + inside.begin * row_taps * c.block;
-      if (plan.stream && columns.in_place && oc_block == 0) fetch_ahead(columns, src);
+      a.ahead = columns.ahead.data();
+      a.nahead = oc_block == 0 ? int64_t(columns.ahead.size()) : 0;
       compute_columns(plan, columns, src, dst + row * c.dst_row(), kernels, a);
       copy += columns.copied();
     }

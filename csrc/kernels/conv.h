@@ -42,7 +42,11 @@ struct ConvArgs {
   // Of a strided or plain src: of each `tap_cols` taps the first ones, which lie in the padding for the first pixel of
   // a row.
   int64_t tap_cols = 1, left_taps = 0;
-  int64_t runs = 1;  // of a plain src: as many calls, for the pixels of a row, one beside the other
+  // Of a plain src: as many calls, for the pixels of a row, one beside the other, each of which fetches `nahead` cache
+  // lines into L2, ahead[i] floats from its own src.
+  int64_t runs = 1;
+  const int64_t* ahead = nullptr;
+  int64_t nahead = 0;
   // The last ones of nblocks, whose channels are at most half a block: the others, padding, are not multiplied.
   int64_t half_blocks = 0;
   // ic blocks summed in one go; the sums are then added up, which keeps the error of long ones small. At least 1.

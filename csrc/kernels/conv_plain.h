@@ -65,6 +65,7 @@ __attribute__((noinline)) void convolve_plain(const ConvArgs& a) {
   Epilogue epilogue = a.epilogue;
   const int64_t ntaps = a.ntaps, wei_block = a.wei_block, dst_block = a.dst_block;
   for (int64_t run = 0, left_taps = a.left_taps; run < a.runs; run++, left_taps = 0) {
+    for (int64_t i = 0; i < a.nahead; i++) __builtin_prefetch(src + a.ahead[i], 0, 2);
     Register acc[Blocks][Cols];
     UNROLL for (int b = 0; b < Blocks; b++) {
       const Vec start = epilogue.bias ? Vec::loadu(epilogue.bias + b * block) : Vec(0.f);
