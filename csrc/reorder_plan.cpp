@@ -198,13 +198,15 @@ void extend(Plan& plan, Role role, Offsets Axis::* side) {
 }
 
 // A tile's axis that is adjacent on one side takes one run of it at a time, or so much that `across` indices of the
-// other axis make a tile.
-void set_run_step(Axis& axis, int64_t run, int64_t across, int64_t element_size) {
-  const int64_t some = std::max<int64_t>(64, 256 / element_size);  // a few cache lines
+// other axis make a tile, and at least some cache lines: within the caches rows that are a power of two apart take half
+// as long by eight lines as by four.
+void set_run_step(const Plan& plan, Axis& axis, int64_t run, int64_t across) {
+  const int64_t element_size = plan.element_size;
+  const int64_t some = std::clamp<int64_t>((plan.stream ? 256 : 512) / element_size, 64, 256);
   if (run > 0)
     axis.step = run;
   else
-    set_even_steps(axis, across < some ? tile_bytes / element_size / across : some, element_size);
+    set_even_steps(axis, across < some ? std::max(some, tile_bytes / element_size / across) : some, element_size);
 }
 
 }  // namespace
@@ -273,9 +275,9 @@ bool plan_tiles(Plan& plan) {
 
   Axis &rows = plan.axis(Role::Rows), &cols = plan.axis(Role::Cols);
   const int64_t row_run = run_length(rows.dst, plan.element_size), col_run = run_length(cols.src, plan.element_size);
-  set_run_step(rows, row_run, col_run > 0 ? col_run : cols.padded, plan.element_size);
+  set_run_step(plan, rows, row_run, col_run > 0 ? col_run : cols.padded);
   if (row_run == 0 && in_many_pages(plan, rows)) set_even_steps(rows, most_pages, plan.element_size);
-  set_run_step(cols, col_run, std::min(rows.step, rows.padded), plan.element_size);
+  set_run_step(plan, cols, col_run, std::min(rows.step, rows.padded));
   rows.dst_adjacent = cols.src_adjacent = true;
   order_loops(plan);
   return true;

@@ -88,6 +88,18 @@ def test_wide_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_bytes", [16, 32, 64])
+@pytest.mark.parametrize(("blocks", "pixels"), [(1, 9), (2, 1), (3, 3), (4, 49), (9, 8)])
+def test_pairs_of_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
+    """To blocks of twice as many channels, and back; an odd number leaves half a block of padding."""
+    block = max(2, block_bytes // dtype.itemsize)
+    for channels in (block * blocks, block * blocks - block // 2):
+        x = random_bits((2, channels, 1, pixels), dtype)
+        assert_reordered(x, f"nChw{block}c", f"nChw{2 * block}c")
+        assert_reordered(x, f"nChw{2 * block}c", f"nChw{block}c")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_bytes", [32, 64])
 def test_wide_blocks_of_uneven_rows(isa, guarded, block_bytes, dtype):
     """Pixels of planes of which every second column is taken: their distances are in a table."""

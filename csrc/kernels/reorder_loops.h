@@ -180,9 +180,39 @@ template <int size, class Rows>
       store<false>(dst + dst_rows[c] + r * size, load<Vector<size>>(src + src_rows[r] + c * size));
 }
 
+// Blocks to blocks of twice as many channels, and back.
+template <int size, class Rows>
+[[gnu::always_inline]] inline void join_pairs(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t cols) {
+  const char *const first = src + src_rows[0], *const second = src + src_rows[1];
+#pragma GCC unroll 4
+  for (int64_t c = 0; c < cols; c++) {
+    char* const to = dst + dst_rows[c];
+    if constexpr (2 * size <= vector_bytes) {
+      const auto low = widen<Vector<2 * size>>(load<Vector<size>>(first + c * size));
+      store<false>(to, insert<1>(low, load<Vector<size>>(second + c * size)));
+    } else {
+      store<false>(to, load<Vector<size>>(first + c * size));
+      store<false>(to + size, load<Vector<size>>(second + c * size));
+    }
+  }
+}
+
+template <int size, class Rows>
+[[gnu::always_inline]] inline void split_pairs(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t rows) {
+  char *const first = dst + dst_rows[0], *const second = dst + dst_rows[1];
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < rows; r++) {
+    const char* const from = src + src_rows[r];
+    store<false>(first + r * size, load<Vector<size>>(from));
+    store<false>(second + r * size, load<Vector<size>>(from + size));
+  }
+}
+
 template <int size, class Rows>
 [[gnu::always_inline]] inline void transpose_wide(const Matrix& matrix, bool along_src, const char* src, Rows src_rows,
                                                   char* dst, Rows dst_rows) {
+  if (matrix.rows == 2) return join_pairs<size>(src, src_rows, dst, dst_rows, matrix.cols);
+  if (matrix.cols == 2) return split_pairs<size>(src, src_rows, dst, dst_rows, matrix.rows);
   const auto move = [&](int64_t r, int64_t c) {
     const int64_t rows = std::min(wide_rows, matrix.rows - r), cols = std::min(wide_rows, matrix.cols - c);
     const auto run = [&](int64_t rows) {
