@@ -55,6 +55,22 @@ def test_conv(bench, isa):
     assert re.search(r"\nlayers +N=2 ", text)
 
 
+def test_conv_by_every_algorithm(bench):
+    """The fastest that was not chosen, beside the chosen one in its own mode, or alone where no mode chooses that."""
+    layers = ("ic16ih12oc16kh3ph1", "ic16ih8oc16kh1")
+    text, found = bench("conv", "--layer", *layers, "--algorithms", "--threads", "1")
+    row, alone = found["rows"]
+    assert row["algorithm"] == "direct" and row["other"] in ("winograd_f2", "winograd_f4", "winograd_f4_unpacked")
+    assert row["vs_other"] > 0 and "fastest other" in text
+    assert "other" not in alone and re.search(r"direct +- - *$", text, re.MULTILINE)
+    times = {"blocked": 2.0, "direct": 4.0, "winograd_f2": 3.0, "winograd_f4": 6.0}
+    choices = ("direct", "winograd_f2", "winograd_f4")
+    assert conv.beside_others(times, "direct", choices) == {"other": "winograd_f2", "vs_other": 0.75}
+    assert conv.beside_others(times, "winograd_f4_unpacked", choices) == {"other": "winograd_f2", "vs_other": 1.5}
+    assert conv.beside_others(times, "direct", ("direct",)) == {}
+    assert "other" not in bench("conv", "--layer", layers[0], "--threads", "1")[1]["rows"][0]
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_rows_tell_how_far_the_cores_are(bench, monkeypatch):
     text, found = bench("conv", "--layer", SQUARE, "--threads", "2")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
@@ -44,8 +44,13 @@ COLUMNS = (
     Column("vs_channels_last", "/ch_last", 8, ".2f"),
     Column("vs_mkldnn", "/mkldnn", 8, ".2f"),
     Column("vs_memcpy", "/memcpy", 8, ".2f"),
-    Column("algorithm", "algorithm", -11),
+    Column("algorithm", "algorithm", -20),
 )
+# With --algorithms: the fastest of those that could run instead, and its time over ours.
+ALGORITHM_COLUMNS = (Column("vs_other", "/other", 8, ".2f"), Column("other", "fastest other", -20))
+
+# Modes of `tb.winograd`, which together have a convolution run by all its algorithms.
+MODES = ("never", "f2", "f4")
 
 
 class Case(NamedTuple):
@@ -67,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layer", nargs="+", type=_layer, default=[], help="such as ic64ih56oc64kh3ph1")
     parser.add_argument("--batch", type=_batches, default=[1], metavar="N,N", help="batch sizes (default 1)")
+    help_of_algorithms = "compare with the algorithms that the cost model did not choose, too"
+    parser.add_argument("--algorithms", action="store_true", help=help_of_algorithms)
     parser.add_argument("--list", action="store_true", help="print the sets and stop")
     add_options(parser)
 
@@ -90,21 +97,52 @@ def run(args: argparse.Namespace) -> None:
         peak = peak_gflops()
     print(f"FMA peak, measured: {peak:.0f} GFLOP/s")
     cases = [Case(name, layer, n) for name, layers in sets.items() for n in args.batch for layer in layers]
-    rows = run_cases(cases, lambda case, rounds: measure(case, rounds, peak), COLUMNS, args)
+    columns = COLUMNS + ALGORITHM_COLUMNS if args.algorithms else COLUMNS
+    rows = run_cases(cases, lambda case, rounds: measure(case, rounds, peak, args.algorithms), columns, args)
     for line in summaries(rows):
         print(line)
 
 
-def measure(case: Case, rounds: int, peak: float) -> Row:
-    """The row of one case; `peak` in GFLOP/s."""
+def measure(case: Case, rounds: int, peak: float, algorithms: bool = False) -> Row:
+    """The row of one case; `peak` in GFLOP/s; with `algorithms` beside the fastest one that was not chosen."""
     row = {"set": case.set, "name": case.name, "n": case.n}
     needed, available = _bytes_needed(case), machine.available_bytes()
     if available is not None and needed > available:
         return row | {"note": f"skipped: needs {needed / 2**30:.0f} GiB, {available / 2**30:.0f} are free"}
     runs, algorithm = contestants(case.layer, case.n)
+    choices = in_modes(runs["blocked"], algorithm) if algorithms else {}
     with tb.fuse("never"):  # each call is one of the operator
-        times = medians(runs, rounds)
-    return row | figures(times, case.layer.flops(case.n), peak) | {"algorithm": algorithm()}
+        times = medians(runs | choices, rounds)
+    chosen = algorithm()
+    row |= {"algorithm": chosen, **beside_others(times, chosen, choices)}
+    of_contestants = {name: seconds for name, seconds in times.items() if name not in choices}
+    return row | figures(of_contestants, case.layer.flops(case.n), peak)
+
+
+def in_modes(run: Run, algorithm: Callable[[], str]) -> dict[str, Run]:
+    """A convolution by each algorithm that can run it, by name; `algorithm()` tells which one a mode chooses."""
+    found: dict[str, Run] = {}
+    for mode in MODES:
+        with tb.winograd(mode):
+            found.setdefault(algorithm(), _in_mode(mode, run))
+    return found
+
+
+def beside_others(times: dict[str, float], chosen: str, choices: Collection[str]) -> Row:
+    """The fastest of `choices` but the chosen one, and its time over that one's; {} where there is no other.
+
+    Setting the mode takes some microseconds, so the chosen algorithm's time is that of its own mode, too.
+    """
+    other = min((name for name in choices if name != chosen), key=times.__getitem__, default=None)
+    return {"other": other, "vs_other": times[other] / times.get(chosen, times["blocked"])} if other else {}
+
+
+def _in_mode(mode: str, run: Run) -> Run:
+    def run_in_mode() -> object:
+        with tb.winograd(mode):
+            return run()
+
+    return run_in_mode
 
 
 def figures(times: dict[str, float], flops: int, peak: float) -> Row:
