@@ -16,9 +16,9 @@ struct Core {
 };
 constexpr Core cores[] = {{12e9, 8e-9}, {110e9, 2e-9}, {150e9, 2e-9}, {150e9, 2e-9}};  // default, AVX2, AVX-512, AMX
 
-// Bytes a second from memory, all cores together: between two calls of a layer the rest of the network has been through
-// the caches, so its weights come from there.
-constexpr double memory_bandwidth = 30e9;
+// Bytes a second from memory, all cores together and one alone: between two calls of a layer the rest of the network
+// has been through the caches, so its weights come from there.
+constexpr double memory_bandwidth = 30e9, core_bandwidth = 20e9;
 
 const Core& core() { return cores[int(isa())]; }
 
@@ -43,7 +43,10 @@ double with_moves(const Conv& c) {
   return c.shares_blocks() && !halves ? 2 : 1;
 }
 
-double wei_seconds(const Conv& c, double matrices) { return matrices * matrix(c) * sizeof(float) / memory_bandwidth; }
+double wei_seconds(const Conv& c, double matrices) {
+  const double bandwidth = std::min(memory_bandwidth, core_bandwidth * double(c.nthreads));
+  return matrices * matrix(c) * sizeof(float) / bandwidth;
+}
 
 // Weights and multiplications overlap: the slower decides.
 double product_seconds(const Conv& c, double rows_of_src, double matrices, double slower = 1) {
