@@ -191,7 +191,7 @@ void transpose(const Matrix& matrix, Traffic traffic) {
     const auto three = traffic.stream ? transpose_three<T, true> : transpose_three<T, false>;
     if (three(matrix, traffic.src_end)) return;
   }
-  if constexpr (sizeof(T) == 16)
+  if constexpr (sizeof(T) == 16)  // a vector each: in pairs they need no tile
     if (!traffic.stream && (matrix.rows == 2 || matrix.cols == 2)) return transpose_wide<16>(matrix, traffic);
   if (transpose_few_rows<T, 16>(matrix, traffic)) return;
   if (transpose_few_rows<T, 8>(matrix, traffic)) return;

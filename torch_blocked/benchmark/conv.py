@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> None:
     A ratio is the peer's median over ours: above 1, blocked is faster. GFLOP/s are those of the direct algorithm, and
     `of peak` is their share of `measure.peak_gflops`: Winograd's algorithms, which multiply less, may pass 100 %.
     `memcpy` is a copy that reads and writes as many bytes as src, dst and weights have: near 1 memory is the limit.
+    `/other`, with --algorithms, is the time of the fastest algorithm that was not chosen over the chosen one's.
     """
     if args.list:
         for name, layers in SETS.items():
