@@ -65,11 +65,12 @@ def test_small_tiles_that_repeat(isa, guarded, blocks, dtype):
                 assert_reordered(x, *pair.split())
 
 
-# Rows of channels that begin a multiple of 4096 bytes apart, or of a part of that; and in few rows or short ones.
+# Rows of channels that begin a multiple of 4096 bytes apart, or of a part of that, or that spread over the first cache;
+# few and short ones.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pixels", [8, 9, 17, 49])
-@pytest.mark.parametrize("bytes_of_channels", [1024, 2048, 4096, 8192])
-def test_rows_that_alias(isa, caches, guarded, bytes_of_channels, pixels, dtype):
+@pytest.mark.parametrize("bytes_of_channels", [192, 640, 1024, 1920, 2048, 4096, 8192])
+def test_rows_of_whole_cache_lines(isa, caches, guarded, bytes_of_channels, pixels, dtype):
     x = random_bits((1, bytes_of_channels // dtype.itemsize, 1, pixels), dtype)
     assert_reordered(x, "nchw", "nhwc")
     assert_reordered(x, "nhwc", "nchw")

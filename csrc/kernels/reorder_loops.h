@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "caches.h"
 #include "kernels/reorder.h"
 #include "reorder_tiles.h"
 
@@ -282,8 +283,16 @@ bool transpose_overlapping(const Matrix& matrix) {
 // Whether the last tile of so many rows or columns would do little that the one before it did.
 bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all % tile > tile / 2; }
 
+// Whether the first cache has room for a line of each dst row at once: those of rows that are a power of two apart
+// share a few of its places. Of lines that two tiles write, one would have to stay.
+bool keeps_dst_rows(const Matrix& matrix) {
+  constexpr int64_t line = 64, way = 4096;
+  const int64_t stride = matrix.dst_rows.stride, apart = stride & -stride;
+  return apart >= line && apart < way && matrix.cols <= caches().l1 / apart * 3 / 4;
+}
+
 // By tiles that overlap where little is done twice, else with smaller ones at the edges: along src where a cache line
-// of it holds some tiles' columns, or where a tile has all rows.
+// of it holds some tiles' columns, where a tile has all rows, or where dst does not mind.
 template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
 void transpose_tiles(const Matrix& matrix, Traffic traffic) {
   const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true, false>
@@ -295,7 +304,8 @@ void transpose_tiles(const Matrix& matrix, Traffic traffic) {
   if (!traffic.stream && !in_a_line && !is_whole && overlaps_little(matrix.rows, Tile::rows) &&
       overlaps_little(matrix.cols, Tile::cols) && transpose_overlapping<Tile>(matrix))
     return;
-  run(matrix, traffic.next_src, in_a_line || matrix.padded_rows <= Tile::rows);
+  const bool any_order = matrix.padded_rows <= Tile::rows || (!traffic.stream && keeps_dst_rows(matrix));
+  run(matrix, traffic.next_src, in_a_line || any_order);
 }
 
 }  // namespace
