@@ -283,10 +283,12 @@ bool transpose_overlapping(const Matrix& matrix) {
 // Whether the last tile of so many rows or columns would do little that the one before it did.
 bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all % tile > tile / 2; }
 
-// Whether the first cache has room for a line of each dst row at once: those of rows that are a power of two apart
-// share a few of its places. Of lines that two tiles write, one would have to stay.
-bool keeps_dst_rows(const Matrix& matrix) {
+// Whether tiles write whole cache lines, and the first cache has room for a line of each dst row at once: those of rows
+// that are a power of two apart share a few of its places.
+template <class Tile>
+bool writes_lines(const Matrix& matrix) {
   constexpr int64_t line = 64, way = 4096;
+  if (Tile::rows * Tile::element_size % line != 0 || matrix.cols <= Tile::cols) return false;
   const int64_t stride = matrix.dst_rows.stride, apart = stride & -stride;
   return apart >= line && apart < way && matrix.cols <= caches().l1 / apart * 3 / 4;
 }
@@ -304,7 +306,7 @@ void transpose_tiles(const Matrix& matrix, Traffic traffic) {
   if (!traffic.stream && !in_a_line && !is_whole && overlaps_little(matrix.rows, Tile::rows) &&
       overlaps_little(matrix.cols, Tile::cols) && transpose_overlapping<Tile>(matrix))
     return;
-  const bool any_order = matrix.padded_rows <= Tile::rows || (!traffic.stream && keeps_dst_rows(matrix));
+  const bool any_order = matrix.padded_rows <= Tile::rows || (!traffic.stream && writes_lines<Tile>(matrix));
   run(matrix, traffic.next_src, in_a_line || any_order);
 }
 
