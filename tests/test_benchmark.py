@@ -268,6 +268,11 @@ def test_sizes_of_reorders(bench):
     _, found = bench("reorder", "--size", "1x17x3x2", "2x3x4x5", "--match", "nchw -> nhwc")
     assert [row["size"] for row in found["rows"]] == [[1, 17, 3, 2], [2, 3, 4, 5]]
     assert [row["bytes"] for row in found["rows"]] == [2 * 4 * 17 * 6, 2 * 4 * 6 * 20]
+    _, found = bench("reorder", "--weight-size", "17x3x3x2", "--match", "i8o")
+    assert {(row["src"], row["dst"], *row["size"]) for row in found["rows"]} == {
+        ("oihw", "OIhw8i8o", 17, 3, 3, 2),
+        ("OIhw8i8o", "oihw", 17, 3, 3, 2),
+    }
 
 
 def test_reorder_and_pool_tables():
@@ -423,7 +428,7 @@ WRONG = {
     "bench conv --layer 7": "is not a layer",
     "bench conv --layer ic3ih8oc4kh3sh0": "is not a convolution",
     "bench reorder --dtype f8": "invalid choice: 'f8'",
-    "bench reorder --size 3x4": "'3x4' is not a size NxCxHxW",
+    "bench reorder --size 3x4": "'3x4' is not four numbers like 1x64x56x56",
     "bench reorder --size 1x2x3x0": "'0' is not a positive number",
     "bench reorder --match nothing": "no row's name contains 'nothing'",
     "bench train --model nothing": "unknown model 'nothing'",

@@ -80,11 +80,13 @@ class Case(NamedTuple):
         return f"{self.src} -> {self.dst} {'x'.join(map(str, self.size))} {self.dtype}"
 
 
-def cases(dtypes: list[str], images: Sequence[Size] = ()) -> list[Case]:
-    """The rows of `TABLE` for these data types; with `images`, sizes (n, c, h, w), its first rows of those."""
+def cases(dtypes: list[str], images: Sequence[Size] = (), weights: Sequence[Size] = ()) -> list[Case]:
+    """The rows of `TABLE` for these data types; with sizes, `images` (n, c, h, w) or `weights` (oc, ic, kh, kw), its
+    formats of those."""
+    rows = [(formats, weights if formats[0] == "oihw" else images, only) for formats, _, only in TABLE]
     return [
         Case(src, dst, size, dtype)
-        for formats, sizes, only in ([(TABLE[0][0], images, ())] if images else TABLE)
+        for formats, sizes, only in (rows if images or weights else TABLE)
         for dtype in dtypes
         if not only or dtype in only
         for size in sizes
@@ -97,9 +99,9 @@ def cases(dtypes: list[str], images: Sequence[Size] = ()) -> list[Case]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `bench reorder`."""
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["f32"], help="data types (default f32)")
-    parser.add_argument(
-        "--size", nargs="+", type=_size, default=[], metavar="NxCxHxW", help="images of these sizes, not the table's"
-    )
+    for option, what, sizes in (("--size", "images", "NxCxHxW"), ("--weight-size", "weights", "OxIxHxW")):
+        text = f"{what} of these sizes, not the table's"
+        parser.add_argument(option, nargs="+", type=_size, default=[], metavar=sizes, help=text)
     add_options(parser)
 
 
@@ -109,7 +111,8 @@ def run(args: argparse.Namespace) -> None:
     GB/s are 1e9 bytes read plus written, padding included, a second. A ratio is the peer's median over ours: above 1,
     ours is faster.
     """
-    values = [row["vs_memcpy"] for row in run_cases(cases(args.dtype, args.size), measure, COLUMNS, args)]
+    asked = cases(args.dtype, args.size, args.weight_size)
+    values = [row["vs_memcpy"] for row in run_cases(asked, measure, COLUMNS, args)]
     print(f"\ngeometric mean / minimum to memcpy {geometric_mean(values):.2f} / {min(values):.2f}")
 
 
@@ -160,7 +163,7 @@ def _arguments(src: Tensor, dst: Format) -> tuple[object, ...]:
 def _size(text: str) -> Size:
     numbers = text.split("x")
     if len(numbers) != 4:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size NxCxHxW")
+        raise argparse.ArgumentTypeError(f"{text!r} is not four numbers like 1x64x56x56")
     return tuple(map(positive, numbers))
 
 
