@@ -21,7 +21,7 @@ template <int bytes>
 constexpr std::make_integer_sequence<int, bytes / 4> every_word;
 
 // As many bytes as some pixels take, of what is read later: the CPU's own prefetch is late where pixels are blocks.
-// Most of their bytes are passed over, so that it is farther than rows are fetched.
+// Most bytes of a block are passed over, so that it is farther than rows are fetched.
 template <int bytes>
 [[gnu::always_inline]] inline void fetch_pixels(const char* src) {
   constexpr int64_t ahead = 8192;

@@ -283,18 +283,18 @@ bool transpose_overlapping(const Matrix& matrix) {
 // Whether the last tile of so many rows or columns would do little that the one before it did.
 bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all % tile > tile / 2; }
 
-// Whether tiles write whole cache lines, and the first cache has room for a line of each dst row at once: those of rows
-// that are a power of two apart share a few of its places.
+// Whether tiles write whole cache lines, and the first cache has room for a line of each dst row at once, and for src:
+// lines of rows that are a power of two apart share a few of its places.
 template <class Tile>
 bool writes_lines(const Matrix& matrix) {
-  constexpr int64_t line = 64, way = 4096;
+  constexpr int64_t line = 64, way = 4096;  // of the first cache, in bytes
   if (Tile::rows * Tile::element_size % line != 0 || matrix.cols <= Tile::cols) return false;
   const int64_t stride = matrix.dst_rows.stride, apart = stride & -stride;
   return apart >= line && apart < way && matrix.cols <= caches().l1 / apart * 3 / 4;
 }
 
 // By tiles that overlap where little is done twice, else with smaller ones at the edges: along src where a cache line
-// of it holds some tiles' columns, where a tile has all rows, or where dst does not mind.
+// of it holds some tiles' columns, where a tile has all rows, or where each line of dst is written once in any order.
 template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
 void transpose_tiles(const Matrix& matrix, Traffic traffic) {
   const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true, false>
