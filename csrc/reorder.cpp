@@ -135,7 +135,8 @@ void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& 
       {plan.stream});
 }
 
-// A transpose to dst rows that follow each other, then of each place within a period its rows one after the other.
+// A transpose to dst rows that follow each other, then one whose elements these are: those of one place in their
+// periods become neighbours.
 void run_periods(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   const auto& [dense, from, to] = plan.periods;
@@ -143,9 +144,8 @@ void run_periods(const Tile& tile, const Plan& plan, const ReorderKernels& kerne
   alignas(64) char between[max_dense];
   transpose_of(kernels, plan.element_size)(
       {src, rows.src, between, dense.rows(0), rows.size, rows.padded_size, cols.padded_size}, {});
-  for (int64_t c = 0; c < period; c++)
-    kernels.copy_rows(between + c * row_bytes, from.rows(0), dst + cols.dst.each[c], to.rows(0),
-                      cols.padded_size / period, row_bytes, row_bytes, {});
+  const int64_t periods = cols.padded_size / period;
+  transpose_of(kernels, row_bytes)({between, from.rows(0), dst, to.rows(0), periods, periods, period}, {});
 }
 
 template <int element_size>

@@ -168,13 +168,16 @@ void lengthen(Plan& plan, Role role, const Choose& choose) {
   }
 }
 
-// Cuts an axis into equal steps of at most `limit`. They begin with whole periods, so that one table of offsets serves
-// for all of them, or with whole cache lines.
-void set_even_steps(Axis& axis, int64_t limit, int64_t element_size) {
-  const int64_t period = std::max(axis.src.period(), axis.dst.period());
-  const int64_t unit = period > 1 && period <= limit ? period : std::min(64 / element_size, limit);
+// Cuts an axis into equal steps of at most `limit`, each of whole units.
+void set_steps_of_units(Axis& axis, int64_t limit, int64_t unit) {
   const int64_t steps = (axis.padded + limit - 1) / limit;
   axis.step = ((axis.padded + steps - 1) / steps + unit - 1) / unit * unit;
+}
+
+// They begin with whole periods, so that one table of offsets serves for all of them, or with whole cache lines.
+void set_even_steps(Axis& axis, int64_t limit, int64_t element_size) {
+  const int64_t period = std::max(axis.src.period(), axis.dst.period());
+  set_steps_of_units(axis, limit, period > 1 && period <= limit ? period : std::min(64 / element_size, limit));
 }
 
 // The loop whose steps are farther apart goes outside. By the shorter of the two distances: then src and dst are both
@@ -399,7 +402,7 @@ void write_tables(Plan& plan) {
   const Axis& cols = plan.axis(Role::Cols);
   write(dense, cols.step);
   write(from, cols.step / cols.dst.period());
-  write(to, cols.step / cols.dst.period());
+  write(to, cols.dst.period());
 }
 
 bool plan_transpose(Plan& plan) {
@@ -409,22 +412,27 @@ bool plan_transpose(Plan& plan) {
 }
 
 // Of columns whose places in dst are more than the first cache keeps of those that are a multiple of 4096 bytes apart,
-// each of less than a cache line.
+// each of a cache line or less. Of lines written in parts it keeps fewer until they are whole.
 bool plan_periods(Plan& plan) {
-  constexpr int64_t ways = 8, way_bytes = 4096, line = 64;
+  constexpr int64_t way_bytes = 4096, line = 64;
   if (plan.stream || !plan_tiles(plan)) return false;
   Axis& cols = plan.axis(Role::Cols);
   const Axis& rows = plan.axis(Role::Rows);
   const int64_t row_step = std::min(rows.step, rows.padded), row_bytes = row_step * plan.element_size;
-  const int64_t period = cols.dst.period();
-  if (row_bytes >= line || period <= ways || (cols.dst.at(1) - cols.dst.at(0)) % way_bytes != 0) return false;
-  const int64_t most = max_dense / row_bytes / period * period;
+  if (row_bytes > line || !std::has_single_bit(uint64_t(row_bytes))) return false;
+  const int64_t period = cols.dst.period(), distance = cols.dst.at(1) - cols.dst.at(0);
+  const int64_t ways = row_bytes < line ? 8 : 12;
+  if (period * std::gcd(distance, way_bytes) <= ways * way_bytes) return false;
+  for (int64_t i = 1; i < period; i++)
+    if (cols.dst.at(i) - cols.dst.at(i - 1) != distance) return false;
+  const int64_t unit = period * (line / row_bytes);  // columns that fill whole lines
+  const int64_t most = max_dense / row_bytes / unit * unit;
   const bool whole = rows.padded % row_step == 0 && cols.dim == cols.padded && cols.dim % period == 0;
   if (!whole || most == 0) return false;
-  set_even_steps(cols, most, plan.element_size);
+  set_steps_of_units(cols, most, unit);
   plan.periods.dense.stride = row_bytes;
   plan.periods.from.stride = row_bytes * period;
-  plan.periods.to.stride = cols.dst.stride;
+  plan.periods.to.stride = distance;
   return true;
 }
 

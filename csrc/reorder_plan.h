@@ -80,8 +80,8 @@ struct Plan {
   struct {
     int64_t src = 0, dst = 0;
   } repeated = {};
-  // Where a tile is first transposed to dst rows that follow each other: those, and one row of each period, there and
-  // in dst.
+  // Where a tile is first transposed to dst rows that follow each other: those, the first one of each period, and the
+  // places of a period's rows in dst.
   struct {
     Offsets dense, from, to;
   } periods = {};
@@ -99,7 +99,7 @@ Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t elemen
 constexpr int64_t max_groups = 16 * most_picks;
 
 // Most bytes in a tile of plan_periods.
-constexpr int64_t max_dense = 16 * 1024;
+constexpr int64_t max_dense = 20 * 1024;
 
 // Of a plan whose axes have their roles and steps: the smallest chunks, and the tables.
 void find_chunks(Plan& plan);

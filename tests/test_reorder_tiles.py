@@ -166,9 +166,40 @@ def test_three_channels_of_more(isa, guarded, apart, dtype):
             assert same_bits(dst, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("size", [(16, 256, 3, 3), (20, 512, 3, 3), (40, 256, 5, 5), (16, 768, 1, 9), (16, 2048, 3, 3)])
+PLACES = [(16, 256, 3, 3), (20, 512, 3, 3), (40, 256, 5, 5), (16, 768, 1, 9), (16, 2048, 3, 3), (32, 64, 7, 7)]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", PLACES, ids=str)
 def test_places_of_weights_that_alias(isa, caches, guarded, size, dtype):
-    """More of them than the first cache keeps, a multiple of 4096 bytes apart in dst."""
+    """More of them than the first cache keeps, a power of two of bytes apart in dst."""
     for tag in ("Ohwi16o", "Ohwi8o"):
         assert_reordered(random_bits(size, dtype), "oihw", tag)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("tag", ["Adcb16a", "Acdb12a", "Acdb2a"])
+@pytest.mark.parametrize("size", [(48, 256, 3, 3), (48, 64, 7, 7)], ids=str)
+def test_places_of_weights_in_other_orders(isa, caches, guarded, size, tag, dtype):
+    """The places of a window's columns before its rows, so that they are not as far apart; blocks of other sizes."""
+    assert_reordered(random_bits(size, dtype), "oihw", tag)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bytes_of_row", [2048, 4096, 4096 + 512, 3 * 4096])
+def test_rows_of_weights_that_alias(isa, caches, guarded, bytes_of_row, dtype):
+    """From blocks: rows of dst that are written some lines at a time, of a page, a few, and a page and a half line."""
+    x = random_bits((48, bytes_of_row // dtype.itemsize, 1, 1), dtype)
+    for tag in ("OIhw16i16o", "OIhw8i8o", "Ohwi16o", "Oihw16o"):
+        assert_reordered(x, tag, "oihw")
+        assert_reordered(x, "oihw", tag)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(30, 33, 1, 65), (9, 8, 37, 18), (41, 64, 4, 8)], ids=str)
+def test_padding_of_rows_that_alias(isa, caches, guarded, size, dtype):
+    """Blocks of a large window: rows of dst that push each other out of the first cache, with padding."""
+    x = random_bits(size, dtype)
+    for tag in ("OIhw16i16o", "OIhw8i8o", "Ohwi16o"):
+        assert_reordered(x, "oihw", tag)
+        assert_reordered(x, tag, "oihw")

@@ -139,44 +139,53 @@ bool transpose_few_rows(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
-// Whether more than eight of `together` rows begin in one place of the first cache: of lines that are a multiple of
-// 4096 bytes apart it keeps 8 or 12.
-bool aliased(const int64_t* offsets, int64_t n, int64_t together) {
-  return n > 8 && (offsets[1] - offsets[0]) % (4096 * 16 / together) == 0;
+// By pieces of dst rows, of some lines each. False where these have padding, and as transpose_overlapping.
+template <class Tile>
+bool transpose_pieces(const Matrix& matrix) {
+  constexpr int64_t size = Tile::element_size, some = 512 / size;
+  if (matrix.rows != matrix.padded_rows) return false;
+  const int64_t pieces = std::max<int64_t>(1, matrix.rows / some);
+  for (int64_t i = 0; i < pieces; i++) {
+    const int64_t begin = i * some, end = i + 1 < pieces ? begin + some : matrix.rows;
+    Matrix piece = matrix;
+    piece.src_rows = matrix.src_rows.from(begin);
+    piece.dst += begin * size;
+    piece.rows = piece.padded_rows = end - begin;
+    if (!transpose_overlapping<Tile>(piece)) return false;
+  }
+  return true;
 }
 
-// Rows that push each other out of the first cache. So of src some lines are read of a few rows at a time, but of bytes
-// where it has 12 ways: there it is enough that no tile reads a part of a line. Of dst a few rows are written. False
-// where there are none, or where dst goes past the caches.
+// The tiles of rows that push each other out of the first cache: those of src read whole vectors; those of dst write
+// parts of lines, which have to stay until another tile writes the rest, or few columns.
+template <class T>
+struct AliasedTiles {
+  static constexpr int size = sizeof(T), vector = vector_bytes / size;
+  static constexpr bool bytes_of_line = size == 1 && vector_bytes == 64;
+  using Short = FromWideRows<T, 32, size == 4 ? 8 : 16, false>;
+  using OfSrc = std::conditional_t<(size > 4), ToWideRows<T, vector_bytes, vector>,
+                                   std::conditional_t<bytes_of_line, FromWideRows<T, 64, 16, false>, Short>>;
+  using OfDst = std::conditional_t<bytes_of_line, ToWideRows<T, 64, 16>, Short>;
+  using FewOfDst = ToWideRows<T, vector_bytes, size == 1 ? 8 : size == 2 ? vector_bytes / 8 : 4>;
+};
+
+// Of src some lines are read of a few rows at a time, of dst a few rows are written in their full length. False where
+// no rows push each other out, or where dst goes past the caches.
 template <class T>
 bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
-  constexpr int size = sizeof(T), vector = vector_bytes / size;
   if constexpr (vector_bytes >= 32) {
+    using Tiles = AliasedTiles<T>;
+    constexpr int size = sizeof(T);
     if (traffic.stream) return false;
-    const bool few_rows = size > 1 || caches().l1 <= 8 * 4096;
-    if constexpr (size == 1 && vector_bytes == 64)
-      if (!few_rows && aliased(matrix.src_rows.each, matrix.rows, 128) &&
-          transpose_overlapping<FromWideRows<T, 64, 16, false>>(matrix))
-        return true;
-    if (few_rows && aliased(matrix.src_rows.each, matrix.rows, std::max(vector, 16)) && matrix.cols >= vector) {
-      using Tile = std::conditional_t<(size <= 4), FromWideRows<T, 32, 8, false>, ToWideRows<T, vector_bytes, vector>>;
-      constexpr int64_t some = 256 / size;  // four lines
-      for (int64_t c = 0; c < matrix.cols; c += some) {
-        const int64_t first = std::min(c, matrix.cols - vector);
-        Matrix part = matrix;
-        part.src += first * size;
-        part.dst_rows = matrix.dst_rows.from(first);
-        part.cols = std::min(some, matrix.cols - first);
-        transpose_tiles<Tile, Tile, Tile, false, false>(part, nullptr, true);
-      }
-      return true;
-    }
-  }
-  if constexpr (size <= 4 && vector >= 8) {
-    if (aliased(matrix.dst_rows.each, matrix.cols, 16) && matrix.padded_rows >= vector) {
-      using Tile = ToWideRows<T, vector_bytes, std::min(8, 16 / size)>;
-      transpose_tiles<Tile>(matrix, {});
-      return true;
+    // By vectors of half a line each is read twice: it pays sooner.
+    const bool by_halves = vector_bytes < 64 && apart(matrix.src_rows) > 64;
+    if (is_aliased(matrix.src_rows, matrix.rows) || (by_halves && lines_of_place(matrix.src_rows, matrix.rows) >= 8))
+      return transpose_overlapping<typename Tiles::OfSrc, (size == 4 ? 512 : 256) / size>(matrix);
+    if constexpr (size <= 4) {
+      if (!is_aliased(matrix.dst_rows, matrix.cols)) return false;
+      const bool stay = apart(matrix.dst_rows) < way && lines_of_place(matrix.dst_rows, Tiles::OfDst::cols) <= 8;
+      const auto run = stay ? transpose_pieces<typename Tiles::OfDst> : transpose_pieces<typename Tiles::FewOfDst>;
+      return run(matrix);
     }
   }
   return false;

@@ -253,44 +253,59 @@ void transpose_wide(const Matrix& matrix, Traffic) {
   }
 }
 
-// The last tile of a row or a column overlaps the one before it. By numbers, which stay in registers.
-template <class Tile>
+// The last tile of a row or a column overlaps the one before it. `run` columns at a time, along their src rows. By
+// numbers, which stay in registers.
+template <class Tile, int64_t run>
 [[gnu::noinline]] void move_overlapping_tiles(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
                                               int64_t dst_stride, int64_t next_in_dst, int64_t rows, int64_t cols,
                                               int64_t count) {
   constexpr int64_t size = Tile::element_size;
   for (; count > 0; count--, src += next_in_src, dst += next_in_dst)
-    for (int64_t c = 0; c < cols; c += Tile::cols) {
-      const int64_t col = std::min(c, cols - Tile::cols);
-      for (int64_t r = 0; r < rows; r += Tile::rows) {
-        const int64_t row = std::min(r, rows - Tile::rows);
-        Tile::template run<false>(src + row * src_stride + col * size, EvenRows{src_stride},
-                                  dst + col * dst_stride + row * size, EvenRows{dst_stride});
-      }
-    }
+    for (int64_t begin = 0; begin < cols; begin += run)
+      for (int64_t r = 0; r < rows; r += Tile::rows)
+        for (int64_t c = begin; c < begin + run && (c == begin || c < cols); c += Tile::cols) {
+          const int64_t row = std::min(r, rows - Tile::rows), col = std::min(c, cols - Tile::cols);
+          Tile::template run<false>(src + row * src_stride + col * size, EvenRows{src_stride},
+                                    dst + col * dst_stride + row * size, EvenRows{dst_stride});
+        }
 }
 
 // False where the matrix has not a tile's rows or columns, or they are not even.
-template <class Tile>
+template <class Tile, int64_t run = Tile::cols>
 bool transpose_overlapping(const Matrix& matrix) {
   const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
   if (rows != padded_rows || rows < Tile::rows || cols < Tile::cols || !are_even(matrix)) return false;
-  move_overlapping_tiles<Tile>(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0],
-                               dst_rows.stride, next_in_dst, rows, cols, count);
+  move_overlapping_tiles<Tile, run>(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0],
+                                    dst_rows.stride, next_in_dst, rows, cols, count);
   return true;
 }
 
 // Whether the last tile of so many rows or columns would do little that the one before it did.
 bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all % tile > tile / 2; }
 
-// Whether tiles write whole cache lines, and the first cache has room for a line of each dst row at once, and for src:
-// lines of rows that are a power of two apart share a few of its places.
+// The first cache keeps as many lines of one place as it has ways: of those whose distance is a multiple of `way`
+// bytes.
+constexpr int64_t way = 4096;
+int64_t ways() { return caches().l1 / way; }
+
+// How far apart rows are, as the places of their lines go: a power of two, 0 where they are not even.
+int64_t apart(const RowOffsets& rows) { return std::min(rows.stride & -rows.stride, way); }
+
+// Of a line of each of n rows, how many share a place.
+int64_t lines_of_place(const RowOffsets& rows, int64_t n) { return n * apart(rows) / way; }
+
+// Whether rows push each other out of the first cache: if all have one place, sooner.
+bool is_aliased(const RowOffsets& rows, int64_t n) {
+  return lines_of_place(rows, n) > (apart(rows) == way ? 8 : ways() * 3 / 2);
+}
+
+// Whether tiles write whole cache lines, and the first cache has room for a line of each dst row at once, and for src.
 template <class Tile>
 bool writes_lines(const Matrix& matrix) {
-  constexpr int64_t line = 64, way = 4096;  // of the first cache, in bytes
-  if (Tile::rows * Tile::element_size % line != 0 || matrix.cols <= Tile::cols) return false;
-  const int64_t stride = matrix.dst_rows.stride, apart = stride & -stride;
-  return apart >= line && apart < way && matrix.cols <= caches().l1 / apart * 3 / 4;
+  constexpr int64_t line = 64;
+  const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+  if (Tile::rows * Tile::element_size % line != 0 || cols <= Tile::cols) return false;
+  return apart(dst_rows) >= line && apart(dst_rows) < way && lines_of_place(dst_rows, cols) <= ways() * 3 / 4;
 }
 
 // By tiles that overlap where little is done twice, else with smaller ones at the edges: along src where a cache line
