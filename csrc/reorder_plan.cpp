@@ -174,10 +174,14 @@ void set_steps_of_units(Axis& axis, int64_t limit, int64_t unit) {
   axis.step = ((axis.padded + steps - 1) / steps + unit - 1) / unit * unit;
 }
 
-// They begin with whole periods, so that one table of offsets serves for all of them, or with whole cache lines.
+// They begin with whole periods, so that one table of offsets serves for all of them, and with whole cache lines.
 void set_even_steps(Axis& axis, int64_t limit, int64_t element_size) {
-  const int64_t period = std::max(axis.src.period(), axis.dst.period());
-  set_steps_of_units(axis, limit, period > 1 && period <= limit ? period : std::min(64 / element_size, limit));
+  const int64_t period = std::max(axis.src.period(), axis.dst.period()), line = 64 / element_size;
+  const int64_t both = std::lcm(period, line);
+  set_steps_of_units(axis, limit,
+                     both <= limit                   ? both
+                     : period > 1 && period <= limit ? period
+                                                     : std::min(line, limit));
 }
 
 // The loop whose steps are farther apart goes outside. By the shorter of the two distances: then src and dst are both
