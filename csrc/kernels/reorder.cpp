@@ -54,11 +54,11 @@ bool transpose_three(const Matrix& matrix, const char* src_end) {
   return true;
 }
 
-// Src rows shorter than 16 bytes that follow each other, as blocks of few channels do. False where they do not.
+// Src rows of up to 16 bytes that follow each other, as blocks of few channels do. False where they do not.
 template <class T, int block, int bytes = vector_bytes>
 bool transpose_dense(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T);
-  if constexpr (block * size < 16 && bytes >= 16) {
+  if constexpr (block * size <= 16 && bytes >= 16) {
     if (matrix.cols != block || matrix.src_rows.stride != block * size) return false;
     if (matrix.rows != matrix.padded_rows) return false;
     if (matrix.rows < bytes / size) return transpose_dense<T, block, bytes / 2>(matrix, traffic);
