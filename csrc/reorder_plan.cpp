@@ -168,13 +168,15 @@ void lengthen(Plan& plan, Role role, const Choose& choose) {
   }
 }
 
-// Cuts an axis into equal steps of at most `limit`, each of whole units.
+// Cuts an axis into about equal steps of whole units, of about `limit` or less; of exactly that or less where it is
+// some units.
 void set_steps_of_units(Axis& axis, int64_t limit, int64_t unit) {
   const int64_t steps = (axis.padded + limit - 1) / limit;
   axis.step = ((axis.padded + steps - 1) / steps + unit - 1) / unit * unit;
 }
 
-// They begin with whole periods, so that one table of offsets serves for all of them, and with whole cache lines.
+// Steps that begin with whole periods, so that one table of offsets serves for all of them, and with whole cache lines;
+// or where `limit` is too small for both, with one of these.
 void set_even_steps(Axis& axis, int64_t limit, int64_t element_size) {
   const int64_t period = std::max(axis.src.period(), axis.dst.period()), line = 64 / element_size;
   const int64_t both = std::lcm(period, line);
@@ -415,18 +417,19 @@ bool plan_transpose(Plan& plan) {
   return true;
 }
 
-// Of columns whose places in dst are more than the first cache keeps of those that are a multiple of 4096 bytes apart,
-// each of a cache line or less. Of lines written in parts it keeps fewer until they are whole.
+// Of columns whose places in dst, evenly apart, are more than the first cache keeps of those that are a multiple of
+// 4096 bytes apart, each of a cache line or less; in the next period each is the neighbour of the one before. Of lines
+// written in parts the cache keeps fewer until they are whole.
 bool plan_periods(Plan& plan) {
   constexpr int64_t way_bytes = 4096, line = 64;
   if (plan.stream || !plan_tiles(plan)) return false;
   Axis& cols = plan.axis(Role::Cols);
   const Axis& rows = plan.axis(Role::Rows);
   const int64_t row_step = std::min(rows.step, rows.padded), row_bytes = row_step * plan.element_size;
-  if (row_bytes > line || !std::has_single_bit(uint64_t(row_bytes))) return false;
+  if (row_bytes > line || !std::has_single_bit(uint64_t(row_bytes)) || cols.dst.stride != row_bytes) return false;
   const int64_t period = cols.dst.period(), distance = cols.dst.at(1) - cols.dst.at(0);
-  const int64_t ways = row_bytes < line ? 8 : 12;
-  if (period * std::gcd(distance, way_bytes) <= ways * way_bytes) return false;
+  const int64_t most_kept = row_bytes < line ? 8 : 12;
+  if (period * std::gcd(distance, way_bytes) <= most_kept * way_bytes) return false;
   for (int64_t i = 1; i < period; i++)
     if (cols.dst.at(i) - cols.dst.at(i - 1) != distance) return false;
   const int64_t unit = period * (line / row_bytes);  // columns that fill whole lines

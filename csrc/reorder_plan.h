@@ -19,7 +19,7 @@
 //               up to a cache line that lies side by side in both is one element (nhwc <-> nChw16c in the caches);
 //               where a tile is one small block on both sides, its bytes are permuted as they are (oihw -> Oihw16o)
 //   interleave  the same, and a few of the columns alternate in dst (oihw -> OIhw8i16o2i); and back: deinterleave
-//   periods     the same, and columns far apart in dst share one place of the first cache (oihw -> Ohwi16o)
+//   periods     the same, and columns far apart in dst share a few places of the first cache (oihw -> Ohwi16o)
 //   reference   any two axes: element by element
 // The loops run over dst's padded dims; what lies past the logical dims is cleared on the way.
 //

@@ -172,7 +172,7 @@ PLACES = [(16, 256, 3, 3), (20, 512, 3, 3), (40, 256, 5, 5), (16, 768, 1, 9), (1
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("size", PLACES, ids=str)
 def test_places_of_weights_that_alias(isa, caches, guarded, size, dtype):
-    """More of them than the first cache keeps, a power of two of bytes apart in dst."""
+    """Many of them that share a few places of the first cache, or one."""
     for tag in ("Ohwi16o", "Ohwi8o"):
         assert_reordered(random_bits(size, dtype), "oihw", tag)
 
@@ -181,14 +181,14 @@ def test_places_of_weights_that_alias(isa, caches, guarded, size, dtype):
 @pytest.mark.parametrize("tag", ["Adcb16a", "Acdb12a", "Acdb2a"])
 @pytest.mark.parametrize("size", [(48, 256, 3, 3), (48, 64, 7, 7)], ids=str)
 def test_places_of_weights_in_other_orders(isa, caches, guarded, size, tag, dtype):
-    """The places of a window's columns before its rows, so that they are not as far apart; blocks of other sizes."""
+    """The places of a window's columns before its rows, so that they are not evenly apart; blocks of other sizes."""
     assert_reordered(random_bits(size, dtype), "oihw", tag)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bytes_of_row", [2048, 4096, 4096 + 512, 3 * 4096])
 def test_rows_of_weights_that_alias(isa, caches, guarded, bytes_of_row, dtype):
-    """From blocks: rows of dst that are written some lines at a time, of a page, a few, and a page and a half line."""
+    """Rows of half a page, a page, a page and eight lines, three pages."""
     x = random_bits((48, bytes_of_row // dtype.itemsize, 1, 1), dtype)
     for tag in ("OIhw16i16o", "OIhw8i8o", "Ohwi16o", "Oihw16o"):
         assert_reordered(x, tag, "oihw")
@@ -203,3 +203,29 @@ def test_padding_of_rows_that_alias(isa, caches, guarded, size, dtype):
     for tag in ("OIhw16i16o", "OIhw8i8o", "Ohwi16o"):
         assert_reordered(x, "oihw", tag)
         assert_reordered(x, tag, "oihw")
+
+
+# Many columns that share a place of the first cache, but those of one place in the next period are elsewhere.
+PERIODS_APART = [
+    ((20, 16, 16, 16), (0, 1, 2, 3), "Adcb16a"),
+    ((20, 64, 16, 16), (0, 1, 2, 3), "Adcb16a"),
+    ((20, 16, 16, 16), (0, 1, 3, 2), "Ohwi16o"),
+    ((32, 24, 16, 16), (0, 1, 3, 2), "OIhw16i16o"),
+    ((64, 12, 16, 12), (3, 1, 2, 0), "nChw8c"),
+    ((64, 20, 9, 16), (3, 1, 2, 0), "nChw16c"),
+    ((64, 20, 9, 16), (3, 2, 1, 0), "nChw16c"),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("size", "order", "tag"), PERIODS_APART)
+def test_places_whose_periods_are_apart(isa, caches, guarded, size, order, tag, dtype):
+    x = random_bits(size, dtype).permute(order)
+    dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
+    assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_rows_of_16_bytes_past_the_caches(isa, guarded, dtype):
+    x = random_bits((3, 16 // dtype.itemsize, 601, 1500), dtype)
+    assert_reordered(x, "nhwc", "nchw")

@@ -139,7 +139,7 @@ bool transpose_few_rows(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
-// By pieces of dst rows, of some lines each. False where these have padding, and as transpose_overlapping.
+// By pieces of dst rows, of some lines each. False where dst rows have padding, or where transpose_overlapping is.
 template <class Tile>
 bool transpose_pieces(const Matrix& matrix) {
   constexpr int64_t size = Tile::element_size, some = 512 / size;
@@ -156,21 +156,21 @@ bool transpose_pieces(const Matrix& matrix) {
   return true;
 }
 
-// The tiles of rows that push each other out of the first cache: those of src read whole vectors; those of dst write
-// parts of lines, which have to stay until another tile writes the rest, or few columns.
+// The tiles of rows that push each other out of the first cache: of src, of dst where the lines that they write in
+// parts stay until another tile writes the rest, and of dst where these would not.
 template <class T>
 struct AliasedTiles {
   static constexpr int size = sizeof(T), vector = vector_bytes / size;
-  static constexpr bool bytes_of_line = size == 1 && vector_bytes == 64;
+  static constexpr bool whole_lines = size == 1 && vector_bytes == 64;
   using Short = FromWideRows<T, 32, size == 4 ? 8 : 16, false>;
   using OfSrc = std::conditional_t<(size > 4), ToWideRows<T, vector_bytes, vector>,
-                                   std::conditional_t<bytes_of_line, FromWideRows<T, 64, 16, false>, Short>>;
-  using OfDst = std::conditional_t<bytes_of_line, ToWideRows<T, 64, 16>, Short>;
+                                   std::conditional_t<whole_lines, FromWideRows<T, 64, 16, false>, Short>>;
+  using OfDst = std::conditional_t<whole_lines, ToWideRows<T, 64, 16>, Short>;
   using FewOfDst = ToWideRows<T, vector_bytes, size == 1 ? 8 : size == 2 ? vector_bytes / 8 : 4>;
 };
 
-// Of src some lines are read of a few rows at a time, of dst a few rows are written in their full length. False where
-// no rows push each other out, or where dst goes past the caches.
+// Of src or of dst some lines of a few rows are moved at a time. False where no rows push each other out, where dst
+// goes past the caches, or where rows have padding, are not even or fewer than a tile's.
 template <class T>
 bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
   if constexpr (vector_bytes >= 32) {

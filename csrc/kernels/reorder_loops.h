@@ -288,7 +288,7 @@ bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all 
 constexpr int64_t way = 4096;
 int64_t ways() { return caches().l1 / way; }
 
-// How far apart rows are, as the places of their lines go: a power of two, 0 where they are not even.
+// How far apart rows are, as the places of their lines go: a power of two, at most `way`; 0 where they are not even.
 int64_t apart(const RowOffsets& rows) { return std::min(rows.stride & -rows.stride, way); }
 
 // Of a line of each of n rows, how many share a place.
@@ -305,7 +305,7 @@ bool writes_lines(const Matrix& matrix) {
   constexpr int64_t line = 64;
   const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
   if (Tile::rows * Tile::element_size % line != 0 || cols <= Tile::cols) return false;
-  return apart(dst_rows) >= line && apart(dst_rows) < way && lines_of_place(dst_rows, cols) <= ways() * 3 / 4;
+  return apart(dst_rows) >= line && apart(dst_rows) < way && cols * apart(dst_rows) <= ways() * 3 / 4 * way;
 }
 
 // By tiles that overlap where little is done twice, else with smaller ones at the edges: along src where a cache line

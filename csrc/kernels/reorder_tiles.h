@@ -377,7 +377,7 @@ struct FromWideRows {
   }
 };
 
-// The same backwards: src rows of `cols` elements, shorter than a part, follow each other and are read by whole
+// The same backwards: src rows of `cols` elements, no longer than a part, follow each other and are read by whole
 // vectors.
 template <class T, int bytes, int cols_>
 struct FromDenseRows {
