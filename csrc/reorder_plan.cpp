@@ -168,8 +168,7 @@ void lengthen(Plan& plan, Role role, const Choose& choose) {
   }
 }
 
-// Cuts an axis into about equal steps of whole units, of about `limit` or less; of exactly that or less where it is
-// some units.
+// Cuts an axis into about equal steps of whole units; none is longer than `limit` where that is a number of them.
 void set_steps_of_units(Axis& axis, int64_t limit, int64_t unit) {
   const int64_t steps = (axis.padded + limit - 1) / limit;
   axis.step = ((axis.padded + steps - 1) / steps + unit - 1) / unit * unit;
