@@ -253,8 +253,8 @@ void transpose_wide(const Matrix& matrix, Traffic) {
   }
 }
 
-// The last tile of a row or a column overlaps the one before it. `run` columns at a time, along their src rows. By
-// numbers, which stay in registers.
+// The last tile of a row or a column overlaps the one before it. `run` columns at a time, along their src rows; of one
+// tile they are no loop, which is why its first round has no test of `cols`. By numbers, which stay in registers.
 template <class Tile, int64_t run>
 [[gnu::noinline]] void move_overlapping_tiles(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
                                               int64_t dst_stride, int64_t next_in_dst, int64_t rows, int64_t cols,
