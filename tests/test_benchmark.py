@@ -138,6 +138,7 @@ def test_reorder(bench, dtype, monkeypatch):
     for row in found["rows"]:
         plain = {row["src"], row["dst"]} == {"nchw", "nhwc"}
         assert row["gbytes_per_s"] > 0 and row["vs_memcpy"] > 0 and row["vs_clone"] > 0 and ("vs_torch" in row) == plain
+        assert row["vs_ordered"] > 0
         elements = 2 * 17 * 9 if plain else (17 + 32) * 9
         assert row["bytes"] == elements * torch.empty(0, dtype=reorder.DTYPES[dtype]).element_size()
     assert "to memcpy" in text
@@ -301,6 +302,56 @@ def test_contestants_give_one_answer(text):
 def test_reorders_give_the_format(case):
     runs, _ = reorder.contestants(case._replace(size=tuple(min(n, 40) for n in case.size)))
     assert runs["blocked"]().dim() == 4 + len(tb.format(case.dst).blocking)
+
+
+def test_the_same_traffic_in_order():
+    """As many bytes read as src has, and written as dst has."""
+    equal, padded = tb.format("nChw8c"), tb.format("nChw16c")
+    x = torch.randn(2, 24, 3, 3)
+    small, large = x.to(equal).physical, x.to(padded).physical
+    assert torch.equal(reorder.in_order(x, small, equal, x.shape)(), small)
+    copied, rest = reorder.in_order(large, small, equal, x.shape)()
+    assert copied.numel() == small.numel() and rest.shape == ()  # a sum
+    copied, rest = reorder.in_order(small, large, padded, x.shape)()
+    assert copied.numel() == small.numel() and rest.numel() == large.numel() - small.numel()
+
+
+HEAP_WITH_A_LARGE_PLACE = """
+from torch_blocked.benchmark import machine
+libc, size = machine._libc(), machine.LARGEST_HEAP_BLOCK
+libc.free(libc.malloc(size - 2**20))  # now glibc takes smaller ones from its heap
+places = [libc.malloc(size // 2) for _ in range(6)]
+libc.malloc(2**20)  # else their memory is given back
+for place in places:
+    libc.free(place)
+
+def is_mapped():
+    before = libc.mallinfo2().blocks_mapped
+    block = libc.malloc(size + 2**20)
+    after = libc.mallinfo2().blocks_mapped
+    libc.free(block)
+    return after > before
+
+print(is_mapped())
+with machine.large_blocks_mapped():
+    print(is_mapped(), is_mapped())
+print(is_mapped())
+"""
+
+
+def test_large_blocks_come_from_the_system():
+    """Also where the heap of a process has a free place as large, which is free again after."""
+    child = subprocess.run([sys.executable, "-c", HEAP_WITH_A_LARGE_PLACE], capture_output=True, text=True, check=True)
+    assert child.stdout.split() == ["False", "True", "True", "False"]
+
+
+def test_another_c_library_has_no_such_blocks(monkeypatch):
+    def missing():
+        raise AttributeError("mallinfo2")
+
+    monkeypatch.setattr(machine, "_libc", missing)
+    with machine.large_blocks_mapped():
+        pass
 
 
 # ---- figures of known times

@@ -101,6 +101,17 @@ def test_pairs_of_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_bytes", [16, 32, 64])
+def test_pairs_of_blocks_that_are_apart(isa, guarded, block_bytes, dtype):
+    """Two blocks of each pixel's three."""
+    block = max(2, block_bytes // dtype.itemsize)
+    x = random_bits((2, 7, 7, 3 * block), dtype)[..., : 2 * block].permute(0, 3, 1, 2)
+    tag = f"nChw{block}c"
+    dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
+    assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_bytes", [32, 64])
 def test_wide_blocks_of_uneven_rows(isa, guarded, block_bytes, dtype):
     """Pixels of planes of which every second column is taken: their distances are in a table."""
@@ -115,12 +126,13 @@ def test_wide_blocks_of_uneven_rows(isa, guarded, block_bytes, dtype):
 @pytest.mark.parametrize("channels", [9, 17, 24, 65, 70, 130])
 def test_aliased_rows_of_a_part(isa, caches, guarded, channels, dtype):
     """Some channels of rows that alias: the last lines of each are fewer than are read at a time."""
-    whole = random_bits((1, 1, 37, 4096), dtype)
-    x = whole[..., 5 : 5 + channels].permute(0, 3, 1, 2)
-    for tag in ("nchw", "nChw8c", "nChw16c"):
-        dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
-        expected = equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag))
-        assert same_bits(dst, expected)
+    for pixels in (33, 37):
+        whole = random_bits((1, 1, pixels, 4096), dtype)
+        x = whole[..., 5 : 5 + channels].permute(0, 3, 1, 2)
+        for tag in ("nchw", "nChw8c", "nChw16c"):
+            dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
+            expected = equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag))
+            assert same_bits(dst, expected)
 
 
 def test_plans_are_told_apart():

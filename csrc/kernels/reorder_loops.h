@@ -181,12 +181,27 @@ template <int size, class Rows>
       store<false>(dst + dst_rows[c] + r * size, load<Vector<size>>(src + src_rows[r] + c * size));
 }
 
+// Whether pairs of a quarter of a vector each follow each other: then four are moved at a time.
+template <int size, class Rows>
+bool are_quarters(Rows pairs) {
+  if constexpr (4 * size == vector_bytes && std::is_same_v<Rows, EvenRows>) return pairs.stride == 2 * size;
+  return false;
+}
+
 // Blocks to blocks of twice as many channels, and back.
 template <int size, class Rows>
 [[gnu::always_inline]] inline void join_pairs(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t cols) {
   const char *const first = src + src_rows[0], *const second = src + src_rows[1];
+  int64_t c = 0;
+  if constexpr (4 * size == vector_bytes)
+    for (const bool quarters = are_quarters<size>(dst_rows); quarters && c + 4 <= cols; c += 4) {
+      const auto a = load<Vector<4 * size>>(first + c * size), b = load<Vector<4 * size>>(second + c * size);
+      char* const to = dst + dst_rows[c];
+      store<false>(to, __builtin_shufflevector(a, b, 0, 1, 8, 9, 2, 3, 10, 11));
+      store<false>(to + 4 * size, __builtin_shufflevector(a, b, 4, 5, 12, 13, 6, 7, 14, 15));
+    }
 #pragma GCC unroll 4
-  for (int64_t c = 0; c < cols; c++) {
+  for (; c < cols; c++) {
     char* const to = dst + dst_rows[c];
     if constexpr (2 * size <= vector_bytes) {
       const auto low = widen<Vector<2 * size>>(load<Vector<size>>(first + c * size));
@@ -201,8 +216,16 @@ template <int size, class Rows>
 template <int size, class Rows>
 [[gnu::always_inline]] inline void split_pairs(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t rows) {
   char *const first = dst + dst_rows[0], *const second = dst + dst_rows[1];
+  int64_t r = 0;
+  if constexpr (4 * size == vector_bytes)
+    for (const bool quarters = are_quarters<size>(src_rows); quarters && r + 4 <= rows; r += 4) {
+      const char* const from = src + src_rows[r];
+      const auto a = load<Vector<4 * size>>(from), b = load<Vector<4 * size>>(from + 4 * size);
+      store<false>(first + r * size, __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13));
+      store<false>(second + r * size, __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15));
+    }
 #pragma GCC unroll 4
-  for (int64_t r = 0; r < rows; r++) {
+  for (; r < rows; r++) {
     const char* const from = src + src_rows[r];
     store<false>(first + r * size, load<Vector<size>>(from));
     store<false>(second + r * size, load<Vector<size>>(from + size));

@@ -4,6 +4,9 @@
   been touched before.
 - ``memcpy``: ``dst.copy_(src)`` of contiguous float32 that reads and writes as many bytes in all, by the same threads.
   Its dst is allocated once: as warm as the pool's.
+- ``ordered``: the same traffic in the order of memory, without what makes a reorder of it. Where dst is as large as src
+  the operator gives dst its own format; else the smaller of the two is copied, and the rest of the larger only read
+  (``sum``) or only written (``zero_``).
 - ``clone``: ``src.clone()`` of as many bytes: what PyTorch takes to copy them to a new tensor.
 - ``torch``: ``x.contiguous(memory_format=...)`` where both sides are plain. Its dst is a new tensor of PyTorch's.
 
@@ -32,6 +35,7 @@ COLUMNS = (
     Column("ms", "ms", 9, ".3f"),
     Column("gbytes_per_s", "GB/s", 8, ".1f"),
     Column("vs_memcpy", "/memcpy", 8, ".2f"),
+    Column("vs_ordered", "/ordered", 8, ".2f"),
     Column("kernel_gbytes_per_s", "kernel", 8, ".1f"),
     Column("kernel_vs_memcpy", "/memcpy", 8, ".2f"),
     Column("vs_clone", "/clone", 8, ".2f"),
@@ -139,11 +143,23 @@ def contestants(case: Case) -> tuple[dict[str, Run], int]:
     runs: dict[str, Run] = {
         "blocked": lambda: _python.reorder(*arguments),
         "memcpy": lambda: copy_dst.copy_(copy_src),
+        "ordered": in_order(physical, answer, dst, src.shape),
         "clone": lambda: copy_src.clone(),
     }
     if case.src in _MEMORY_FORMATS and case.dst in _MEMORY_FORMATS:
         runs["torch"] = lambda: src.contiguous(memory_format=_MEMORY_FORMATS[case.dst])
     return runs, nbytes
+
+
+def in_order(src: Tensor, dst: Tensor, dst_format: Format, size: Sequence[int]) -> Run:
+    """Reads as many bytes as src has and writes as many as dst, both of an image of `size`, in the order of memory."""
+    if src.numel() == dst.numel():
+        return lambda: _python.reorder(dst, size, dst_format.blocking, dst_format.order, dst_format.blocking)
+    numel = [t.numel() * t.element_size() // 4 for t in (src, dst)]
+    copy_src, copy_dst = (torch.zeros(min(numel)) for _ in range(2))
+    rest = torch.zeros(max(numel) - min(numel))
+    only = rest.sum if numel[0] > numel[1] else rest.zero_
+    return lambda: (copy_dst.copy_(copy_src), only())
 
 
 def calls(case: Case) -> dict[str, Run]:
