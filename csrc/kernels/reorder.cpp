@@ -200,8 +200,10 @@ void transpose(const Matrix& matrix, Traffic traffic) {
     const auto three = traffic.stream ? transpose_three<T, true> : transpose_three<T, false>;
     if (three(matrix, traffic.src_end)) return;
   }
-  if constexpr (sizeof(T) == 16)  // a vector each: in pairs they need no tile
-    if (!traffic.stream && (matrix.rows == 2 || matrix.cols == 2)) return transpose_wide<16>(matrix, traffic);
+  // Rows that are one vector together are moved by whole ones.
+  if constexpr (sizeof(T) == 16)
+    if (!traffic.stream && (matrix.rows == 2 || matrix.rows * 16 != vector_bytes))
+      return transpose_wide<16>(matrix, traffic);
   if (transpose_few_rows<T, 16>(matrix, traffic)) return;
   if (transpose_few_rows<T, 8>(matrix, traffic)) return;
   if (transpose_permuted<T, 16>(matrix, traffic)) return;
