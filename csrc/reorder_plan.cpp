@@ -343,9 +343,10 @@ bool plan_groups(Plan& plan, Role across, Role along, Offsets Axis::* apart, Off
   runs.step = std::min(max_groups / unit * unit, runs.padded);
   const Axis& blocks = plan.axis(along);
   find_picks(plan, runs, across == Role::Cols);
+  const auto may_be_padded = [&](const Axis& axis) { return across == Role::Cols && axis.role == Role::Rows; };
   return blocks.step == block && (blocks.padded % block == 0 || run_length(blocks.*together, bytes) == block) &&
          std::all_of(plan.axes.begin(), plan.axes.end(),
-                     [](const Axis& axis) { return axis.dim == axis.padded || axis.role == Role::Rows; });
+                     [&](const Axis& axis) { return axis.dim == axis.padded || may_be_padded(axis); });
 }
 
 // The bytes of the src that the tile reads with the loops from `first` on, where they are one piece of memory, else 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import math
@@ -326,9 +327,9 @@ for place in places:
     libc.free(place)
 
 def is_mapped():
-    before = libc.mallinfo2().blocks_mapped
+    before = libc.mallinfo2().hblks
     block = libc.malloc(size + 2**20)
-    after = libc.mallinfo2().blocks_mapped
+    after = libc.mallinfo2().hblks
     libc.free(block)
     return after > before
 
@@ -339,10 +340,25 @@ print(is_mapped())
 """
 
 
+def run_in_a_large_heap(**environment):
+    command = [sys.executable, "-c", HEAP_WITH_A_LARGE_PLACE]
+    env = os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100, env=env).stdout.split()
+
+
+has_glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc 2.33 or later")
+
+
+@has_glibc
 def test_large_blocks_come_from_the_system():
     """Also where the heap of a process has a free place as large, which is free again after."""
-    child = subprocess.run([sys.executable, "-c", HEAP_WITH_A_LARGE_PLACE], capture_output=True, text=True, check=True)
-    assert child.stdout.split() == ["False", "True", "True", "False"]
+    assert run_in_a_large_heap() == ["False", "True", "True", "False"]
+
+
+@has_glibc
+def test_large_blocks_where_none_is_mapped():
+    """No more is allocated than the heap has free."""
+    assert run_in_a_large_heap(MALLOC_MMAP_MAX_="0") == ["False"] * 4
 
 
 def test_another_c_library_has_no_such_blocks(monkeypatch):

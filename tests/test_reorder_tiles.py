@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reorder_cases import same_bits
+from reorder_cases import TAGS, same_bits
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
@@ -80,7 +80,7 @@ def test_rows_of_whole_cache_lines(isa, caches, guarded, bytes_of_channels, pixe
 # that are whole steps and that are not.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_bytes", [32, 64])
-@pytest.mark.parametrize(("blocks", "pixels"), [(2, 9), (3, 49), (9, 8), (17, 33), (64, 17), (128, 49)])
+@pytest.mark.parametrize(("blocks", "pixels"), [(2, 9), (3, 49), (9, 8), (15, 15), (17, 33), (64, 17), (128, 49)])
 def test_wide_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
     block = block_bytes // dtype.itemsize
     x = random_bits((2, block * blocks, 1, pixels), dtype)
@@ -105,10 +105,11 @@ def test_pairs_of_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
 def test_pairs_of_blocks_that_are_apart(isa, guarded, block_bytes, dtype):
     """Two blocks of each pixel's three."""
     block = max(2, block_bytes // dtype.itemsize)
-    x = random_bits((2, 7, 7, 3 * block), dtype)[..., : 2 * block].permute(0, 3, 1, 2)
-    tag = f"nChw{block}c"
-    dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
-    assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
+    for pixels in (4, 49):
+        x = random_bits((2, 1, pixels, 3 * block), dtype)[..., : 2 * block].permute(0, 3, 1, 2)
+        tag = f"nChw{block}c"
+        dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
+        assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -235,6 +236,15 @@ def test_places_whose_periods_are_apart(isa, caches, guarded, size, order, tag, 
     x = random_bits(size, dtype).permute(order)
     dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
     assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("src_tag", ["OIhw8i16o2i", "OIhw4i16o4i"])
+def test_groups_to_other_blocks(isa, guarded, src_tag, dtype):
+    """Some of which have padding, for which src has nothing."""
+    for size in ((20, 16, 2, 4), (33, 32, 5, 3)):
+        for dst_tag in TAGS[4].split():
+            assert_reordered(random_bits(size, dtype), src_tag, dst_tag)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)

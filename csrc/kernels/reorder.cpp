@@ -173,7 +173,7 @@ struct AliasedTiles {
 // goes past the caches, or where rows have padding, are not even or fewer than a tile's.
 template <class T>
 bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
-  if constexpr (vector_bytes >= 32) {
+  if constexpr (vector_bytes >= 32 && sizeof(T) <= 8) {
     using Tiles = AliasedTiles<T>;
     constexpr int size = sizeof(T);
     if (traffic.stream) return false;
@@ -200,10 +200,11 @@ void transpose(const Matrix& matrix, Traffic traffic) {
     const auto three = traffic.stream ? transpose_three<T, true> : transpose_three<T, false>;
     if (three(matrix, traffic.src_end)) return;
   }
-  // Rows that are one vector together are moved by whole ones.
-  if constexpr (sizeof(T) == 16)
-    if (!traffic.stream && (matrix.rows == 2 || matrix.rows * 16 != vector_bytes))
-      return transpose_wide<16>(matrix, traffic);
+  if constexpr (sizeof(T) == 16) {
+    // Four rows are a vector of dst: whole ones are read and written.
+    const bool by_vectors = vector_bytes == 64 && matrix.rows == 4 && matrix.cols > 2;
+    if (!traffic.stream && !by_vectors) return transpose_wide<16>(matrix, traffic);
+  }
   if (transpose_few_rows<T, 16>(matrix, traffic)) return;
   if (transpose_few_rows<T, 8>(matrix, traffic)) return;
   if (transpose_permuted<T, 16>(matrix, traffic)) return;

@@ -170,9 +170,9 @@ void transpose_elements(Matrix matrix) {
     }
 }
 
-// Elements of a vector or a few, along some rows of one side at a time: each row has its own load and its own store,
-// whose addresses are evenly apart, so that a CPU fetches ahead of them. Of a loop over the rows it would not: within
-// the caches that takes up to twice as long.
+// Elements of a vector or a few, along some rows of one side at a time, `length` of each. A row has its own load and
+// its own store, whose addresses are evenly apart: those a CPU fetches ahead of, not one load's that takes the rows by
+// turns, which within the caches takes up to twice as long.
 template <int size, int some, bool along_src, class Rows>
 [[gnu::always_inline]] inline void move_wide(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t rows,
                                              int64_t length) {
@@ -196,10 +196,13 @@ template <int size, int some, bool along_src, class Rows>
   if constexpr (some > 1) move_wide<size, some / 2, along_src>(src, src_rows, dst, dst_rows, rows, length);
 }
 
-// Whether pairs of a quarter of a vector each follow each other: then four are moved at a time.
+// Pairs of elements of which four fill a vector: four pairs are moved at once, where they follow each other.
+template <int size>
+constexpr bool are_quarters = size == 16 && vector_bytes == 64;
+
 template <int size, class Rows>
-bool are_quarters(Rows pairs) {
-  if constexpr (4 * size == vector_bytes && std::is_same_v<Rows, EvenRows>) return pairs.stride == 2 * size;
+bool follow_each_other(Rows pairs) {
+  if constexpr (std::is_same_v<Rows, EvenRows>) return pairs.stride == 2 * size;
   return false;
 }
 
@@ -208,13 +211,14 @@ template <int size, class Rows>
 [[gnu::always_inline]] inline void join_pairs(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t cols) {
   const char *const first = src + src_rows[0], *const second = src + src_rows[1];
   int64_t c = 0;
-  if constexpr (4 * size == vector_bytes)
-    for (const bool quarters = are_quarters<size>(dst_rows); quarters && c + 4 <= cols; c += 4) {
-      const auto a = load<Vector<4 * size>>(first + c * size), b = load<Vector<4 * size>>(second + c * size);
-      char* const to = dst + dst_rows[c];
-      store<false>(to, __builtin_shufflevector(a, b, 0, 1, 8, 9, 2, 3, 10, 11));
-      store<false>(to + 4 * size, __builtin_shufflevector(a, b, 4, 5, 12, 13, 6, 7, 14, 15));
-    }
+  if constexpr (are_quarters<size>)
+    if (follow_each_other<size>(dst_rows))
+      for (; c + 4 <= cols; c += 4) {
+        const auto a = load<Vector<64>>(first + c * size), b = load<Vector<64>>(second + c * size);
+        char* const to = dst + dst_rows[c];
+        store<false>(to, __builtin_shufflevector(a, b, 0, 1, 8, 9, 2, 3, 10, 11));
+        store<false>(to + 64, __builtin_shufflevector(a, b, 4, 5, 12, 13, 6, 7, 14, 15));
+      }
 #pragma GCC unroll 4
   for (; c < cols; c++) {
     char* const to = dst + dst_rows[c];
@@ -232,13 +236,14 @@ template <int size, class Rows>
 [[gnu::always_inline]] inline void split_pairs(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t rows) {
   char *const first = dst + dst_rows[0], *const second = dst + dst_rows[1];
   int64_t r = 0;
-  if constexpr (4 * size == vector_bytes)
-    for (const bool quarters = are_quarters<size>(src_rows); quarters && r + 4 <= rows; r += 4) {
-      const char* const from = src + src_rows[r];
-      const auto a = load<Vector<4 * size>>(from), b = load<Vector<4 * size>>(from + 4 * size);
-      store<false>(first + r * size, __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13));
-      store<false>(second + r * size, __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15));
-    }
+  if constexpr (are_quarters<size>)
+    if (follow_each_other<size>(src_rows))
+      for (; r + 4 <= rows; r += 4) {
+        const char* const from = src + src_rows[r];
+        const auto a = load<Vector<64>>(from), b = load<Vector<64>>(from + 64);
+        store<false>(first + r * size, __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13));
+        store<false>(second + r * size, __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15));
+      }
 #pragma GCC unroll 4
   for (; r < rows; r++) {
     const char* const from = src + src_rows[r];

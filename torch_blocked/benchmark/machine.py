@@ -17,8 +17,8 @@ _PROCESS = Path("/proc/self")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPUINFO = Path("/proc/cpuinfo")
 
-# Blocks of more bytes glibc maps anew whatever was freed before, M_MMAP_THRESHOLD's upper limit, but where its heap has
-# a free place as large.
+# glibc takes larger blocks from the system, each anew, unless its heap has a free place for them: the upper limit of
+# M_MMAP_THRESHOLD, see mallopt(3).
 LARGEST_HEAP_BLOCK = 32 << 20
 
 # What the CPU must have for a tier of kernels, as /proc/cpuinfo calls it; "default" needs nothing.
@@ -94,35 +94,44 @@ def trim_memory() -> None:
 
 @contextlib.contextmanager
 def large_blocks_mapped() -> Iterator[None]:
-    """Inside the ``with`` block memory of more than `LARGEST_HEAP_BLOCK` bytes comes fresh from the system.
+    """Inside the ``with`` block memory of more than `LARGEST_HEAP_BLOCK` bytes comes fresh from the system, as it does in
+    a new process.
 
-    So it does in a new process. In one that freed much before, glibc's heap may happen to have such a place, whose
-    pages are there already: PyTorch's 51 MB of output took 4 ms in one run and 18 in the next. Here such places are
-    taken first. Nothing is done where the C library is another.
+    In one that freed much before, glibc's heap may happen to have such a place, whose pages are there already:
+    PyTorch's 51 MB of output took 4 ms in one run and 18 in the next. Here such places are occupied first. Nothing is
+    done where the C library is another, or where it maps no blocks.
     """
-    taken = []
-    with contextlib.suppress(AttributeError):
-        libc = _libc()
-        while True:
-            mapped, block = libc.mallinfo2().blocks_mapped, libc.malloc(LARGEST_HEAP_BLOCK)
-            taken.append(block)
-            if not block or libc.mallinfo2().blocks_mapped > mapped:
-                libc.free(taken.pop())
-                break
     try:
+        libc: ctypes.CDLL | None = _libc()
+    except AttributeError:
+        libc = None
+    occupied: list[int] = []
+    try:
+        if libc:
+            _occupy_large_places(libc, occupied)
         yield
     finally:
-        for block in taken:
+        for block in occupied:
             libc.free(block)
 
 
+def _occupy_large_places(libc: ctypes.CDLL, occupied: list[int]) -> None:
+    """Allocates what the heap's free bytes allow at most, until a block is mapped: that one is freed again."""
+    for _ in range(libc.mallinfo2().fordblks // LARGEST_HEAP_BLOCK + 1):
+        mapped, block = libc.mallinfo2().hblks, libc.malloc(LARGEST_HEAP_BLOCK)
+        if not block:
+            return
+        if libc.mallinfo2().hblks > mapped:
+            return libc.free(block)
+        occupied.append(block)
+
+
 class _MallocInfo(ctypes.Structure):
-    """glibc's struct mallinfo2, see mallinfo(3)."""
+    """glibc's struct mallinfo2, see mallinfo(3): fordblks are bytes that are free, hblks blocks that are mapped."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "blocks_mapped", "hblkhd", "usmblks", "fsmblks", "uordblks")
-        + ("fordblks", "keepcost")
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
     ]
 
 
