@@ -94,12 +94,11 @@ def trim_memory() -> None:
 
 @contextlib.contextmanager
 def large_blocks_mapped() -> Iterator[None]:
-    """Inside the ``with`` block memory of more than `LARGEST_HEAP_BLOCK` bytes comes fresh from the system, as it does in
-    a new process.
+    """Inside the ``with`` block memory of more than `LARGEST_HEAP_BLOCK` bytes comes fresh from the system.
 
-    In one that freed much before, glibc's heap may happen to have such a place, whose pages are there already:
-    PyTorch's 51 MB of output took 4 ms in one run and 18 in the next. Here such places are occupied first. Nothing is
-    done where the C library is another, or where it maps no blocks.
+    So it does in a new process. In one that freed much before, glibc's heap may happen to have such a place, whose
+    pages are there already: PyTorch's 51 MB of output took 4 ms in one run and 18 in the next. Here such places are
+    occupied first. Nothing is done where the C library is another, or where it maps no blocks.
     """
     try:
         libc: ctypes.CDLL | None = _libc()

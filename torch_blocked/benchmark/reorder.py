@@ -152,9 +152,9 @@ def contestants(case: Case) -> tuple[dict[str, Run], int]:
 
 
 def in_order(src: Tensor, dst: Tensor, dst_format: Format, size: Sequence[int]) -> Run:
-    """Reads as many bytes as src has and writes as many as dst, in the order of memory; `size` is the logical one of both.
+    """Reads as many bytes as src has and writes as many as dst, in the order of memory. `size`: their logical one.
 
-    Of src and dst that are not as large it is two calls of PyTorch's: compare large ones.
+    Where dst is not as large as src it is two calls of PyTorch's: compare large ones.
     """
     if src.numel() == dst.numel():
         return lambda: _python.reorder(dst, size, dst_format.blocking, dst_format.order, dst_format.blocking)
