@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
-import math
 import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from conftest import assert_same
 import torch_blocked as tb
 from torch_blocked import library
 from torch_blocked.__main__ import main
-from torch_blocked.benchmark import conv, machine, measure, pool, reduce, reorder, report, train
+from torch_blocked.benchmark import conv, machine, pool, reduce, reorder, report, train
 from torch_blocked.benchmark.shapes import SETS, parse_layer
 
 ROOT = Path(__file__).parent.parent
@@ -202,6 +199,12 @@ def test_train_under_autocast(bench):
     assert row["vs_float32"] == pytest.approx(row["peers"]["float32"]["step"] / row["ms"]) and "/float32" in text
 
 
+def test_threads_are_restored(bench):
+    before = torch.get_num_threads()
+    _, found = bench("conv", "--layer", SQUARE, "--threads", "1")
+    assert found["machine"]["threads"] == 1 and torch.get_num_threads() == before
+
+
 @pytest.mark.parametrize("fallbacks, note", [(["aten.b", "aten.a"], "fallback: aten.a, aten.b"), ([], None)])
 def test_train_names_fallbacks(monkeypatch, fallbacks, note):
     def step():
@@ -315,159 +318,6 @@ def test_the_same_traffic_in_order():
     assert copied.numel() == small.numel() and rest.shape == ()  # a sum
     copied, rest = reorder.in_order(small, large, padded, x.shape)()
     assert copied.numel() == small.numel() and rest.numel() == large.numel() - small.numel()
-
-
-HEAP_WITH_A_LARGE_PLACE = """
-from torch_blocked.benchmark import machine
-libc, size = machine._libc(), machine.LARGEST_HEAP_BLOCK
-libc.free(libc.malloc(size - 2**20))  # now glibc takes smaller ones from its heap
-places = [libc.malloc(size // 2) for _ in range(6)]
-libc.malloc(2**20)  # else their memory is given back
-for place in places:
-    libc.free(place)
-
-def is_mapped():
-    before = libc.mallinfo2().hblks
-    block = libc.malloc(size + 2**20)
-    after = libc.mallinfo2().hblks
-    libc.free(block)
-    return after > before
-
-print(is_mapped())
-with machine.large_blocks_mapped():
-    print(is_mapped(), is_mapped())
-print(is_mapped())
-"""
-
-
-def run_in_a_large_heap(**environment):
-    command = [sys.executable, "-c", HEAP_WITH_A_LARGE_PLACE]
-    env = os.environ | environment
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100, env=env).stdout.split()
-
-
-has_glibc = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc 2.33 or later")
-
-
-@has_glibc
-def test_large_blocks_come_from_the_system():
-    """Also where the heap of a process has a free place as large, which is free again after."""
-    assert run_in_a_large_heap() == ["False", "True", "True", "False"]
-
-
-@has_glibc
-def test_large_blocks_where_none_is_mapped():
-    """No more is allocated than the heap has free."""
-    assert run_in_a_large_heap(MALLOC_MMAP_MAX_="0") == ["False"] * 4
-
-
-def test_another_c_library_has_no_such_blocks(monkeypatch):
-    def missing():
-        raise AttributeError("mallinfo2")
-
-    monkeypatch.setattr(machine, "_libc", missing)
-    with machine.large_blocks_mapped():
-        pass
-
-
-# ---- figures of known times
-
-
-class Clock:
-    """A clock that stands still but where a run moves it."""
-
-    def __init__(self) -> None:
-        self.now, self.log = 0.0, []
-
-    def run(self, name: str, *seconds: float) -> measure.Run:
-        """Takes the given times in turn."""
-        turn = itertools.cycle(seconds)
-
-        def call() -> None:
-            self.now += next(turn)
-            self.log.append(name)
-
-        return call
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    made = Clock()
-    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 1.0)
-    monkeypatch.setattr(measure, "WARMED_SECONDS", 10.0)
-    monkeypatch.setattr(measure, "perf_counter", lambda: made.now)
-    return made
-
-
-# Short calls are timed together and after one untimed, lasting ones alone and at once.
-@pytest.mark.parametrize("seconds, calls", [(0.01, 101), (0.3, 4), (0.9, 2), (7.0, 2), (12.0, 1)])
-def test_calls_of_a_sample(clock, seconds, calls):
-    run = clock.run("a", seconds)
-    assert measure.calibrate(run) == pytest.approx(seconds)
-    before = len(clock.log)
-    assert measure.samples({"a": run}, rounds=1)["a"] == [pytest.approx(seconds)]
-    assert len(clock.log) == 2 * before + calls
-
-
-def test_all_are_warmed_or_none(clock):
-    runs = {"short": clock.run("s", 7), "long": clock.run("l", 12)}
-    measure.samples(runs, rounds=2)
-    assert "".join(clock.log[6:]) == "ssllllss"
-
-
-def test_medians_of_interleaved_rounds(clock):
-    # Three calls calibrate; the rounds take what is left of the cycle.
-    runs = {"a": clock.run("a", 20, 20, 20, 50, 90, 40), "b": clock.run("b", 30), "c": clock.run("c", 80)}
-    assert measure.medians(runs, rounds=3) == {"a": 50, "b": 30, "c": 80}
-    assert "".join(clock.log[9:]) == "acbcabcba"
-
-
-@pytest.mark.parametrize("names", ["a", "ab", "abc", "abcd", "abcde", "abcdef", "abcdefg"])
-def test_each_follows_every_other_equally_often(names):
-    squares = 1 if len(names) % 2 == 0 else 2
-    order = "".join(measure.in_turn(names, squares * len(names)))
-    rounds = [order[i : i + len(names)] for i in range(0, len(order), len(names))]
-    assert all(sorted(turn) == list(names) for turn in rounds)
-    pairs = Counter(pair for turn in rounds for pair in itertools.pairwise(turn))
-    assert pairs == {pair: squares for pair in itertools.permutations(names, 2)}
-
-
-def test_ratios_of_fake_times(bench, monkeypatch):
-    times = {"blocked": 2e-3, "nchw": 8e-3, "channels_last": 3e-3, "mkldnn": 5e-3}
-    monkeypatch.setattr(conv, "medians", lambda runs, rounds: times)
-    monkeypatch.setattr(conv, "peak_gflops", lambda: 0.5)
-    text, found = bench("conv", "--layer", "ic16ih8oc16kh1")
-    expected = {"ms": 2.0, "vs_nchw": 4.0, "vs_channels_last": 1.5, "vs_mkldnn": 2.5, "vs_best": 1.5}
-    assert {key: found["rows"][0][key] for key in expected} == pytest.approx(expected)
-    gflops = 2 * 16 * 16 * 64 / 2e-3 / 1e9
-    assert found["rows"][0]["gflops"] == pytest.approx(gflops)
-    assert found["rows"][0]["of_peak"] == pytest.approx(gflops / 0.5)
-    assert re.search(r"layers +N=1 +2\.50 / 2\.50 +1\.50 / 1\.50", text)
-
-
-def test_summaries():
-    rows = [
-        {"set": "s", "n": n, "ms": 1.0, "vs_mkldnn": a, "vs_best": b}
-        for n, a, b in ((1, 1, 0.5), (1, 4, 2), (16, 3, 3))
-    ]
-    lines = conv.summaries([*rows, {"set": "s", "n": 16, "note": "skipped"}])
-    assert [line.split() for line in lines[2:]] == [
-        ["s", "N=1", "2.00", "/", "1.00", "1.00", "/", "0.50"],
-        ["s", "N=16", "3.00", "/", "3.00", "3.00", "/", "3.00"],
-    ]
-    assert math.isclose(report.geometric_mean([2, 4, 8]), 4)
-    assert conv.summaries([]) == []
-
-
-def test_throughput():
-    row = report.throughput({"blocked": 0.5, "memcpy": 0.25}, 10**9)
-    assert row == {"ms": 500.0, "gbytes_per_s": 2.0, "vs_memcpy": 0.5}
-
-
-def test_threads_are_restored(bench):
-    before = torch.get_num_threads()
-    _, found = bench("conv", "--layer", SQUARE, "--threads", "1")
-    assert found["machine"]["threads"] == 1 and torch.get_num_threads() == before
 
 
 # ---- errors: one line, status 2

@@ -27,6 +27,12 @@ def assert_reordered(x, src_tag, dst_tag):
     assert same_bits(dst, expected) and dst.stride() == expected.stride(), (src_tag, dst_tag)
 
 
+def assert_blocked(x, tag):
+    """x, plain with any strides, to a format: the bytes are ATen's."""
+    dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
+    assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
+
+
 # What is left beside whole tiles, of pixels: nothing, one, as many as a narrow or a short tile, one more; alone or not.
 PIXELS = [1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 20, 21, 31, 33, 36, 49, 52, 64, 65, 68, 196]
 
@@ -107,9 +113,7 @@ def test_pairs_of_blocks_that_are_apart(isa, guarded, block_bytes, dtype):
     block = max(2, block_bytes // dtype.itemsize)
     for pixels in (4, 49):
         x = random_bits((2, 1, pixels, 3 * block), dtype)[..., : 2 * block].permute(0, 3, 1, 2)
-        tag = f"nChw{block}c"
-        dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
-        assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
+        assert_blocked(x, f"nChw{block}c")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -118,9 +122,7 @@ def test_wide_blocks_of_uneven_rows(isa, guarded, block_bytes, dtype):
     """Pixels of planes of which every second column is taken: their distances are in a table."""
     block = block_bytes // dtype.itemsize
     x = random_bits((2, 5, 14, 9 * block), dtype)[:, :, ::2].permute(0, 3, 1, 2)
-    tag = f"nChw{block}c"
-    dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
-    assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
+    assert_blocked(x, f"nChw{block}c")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -131,9 +133,7 @@ def test_aliased_rows_of_a_part(isa, caches, guarded, channels, dtype):
         whole = random_bits((1, 1, pixels, 4096), dtype)
         x = whole[..., 5 : 5 + channels].permute(0, 3, 1, 2)
         for tag in ("nchw", "nChw8c", "nChw16c"):
-            dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
-            expected = equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag))
-            assert same_bits(dst, expected)
+            assert_blocked(x, tag)
 
 
 def test_plans_are_told_apart():
@@ -174,9 +174,7 @@ def test_three_channels_of_more(isa, guarded, apart, dtype):
         elements = random_bits((pixels * apart - (apart - 3),), dtype)
         x = elements.as_strided((1, 3, 1, pixels), (0, 1, 0, apart))
         for tag in ("nchw", "nhwc", "nChw8c", "nChw16c"):
-            dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
-            expected = equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag))
-            assert same_bits(dst, expected)
+            assert_blocked(x, tag)
 
 
 PLACES = [(16, 256, 3, 3), (20, 512, 3, 3), (40, 256, 5, 5), (16, 768, 1, 9), (16, 2048, 3, 3), (32, 64, 7, 7)]
@@ -233,9 +231,7 @@ PERIODS_APART = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("size", "order", "tag"), PERIODS_APART)
 def test_places_whose_periods_are_apart(isa, caches, guarded, size, order, tag, dtype):
-    x = random_bits(size, dtype).permute(order)
-    dst = library.reorder_op(x, x.shape, [], tb.format(tag).order, flat(tag))
-    assert same_bits(dst, equivalents.plain_to_blocked(x.contiguous(), tb.format(tag).order, flat(tag)))
+    assert_blocked(random_bits(size, dtype).permute(order), tag)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float16], ids=str)
