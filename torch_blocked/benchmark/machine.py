@@ -98,7 +98,8 @@ def large_blocks_mapped() -> Iterator[None]:
 
     So it does in a new process. In one that freed much before, glibc's heap may happen to have such a place, whose
     pages are there already: PyTorch's 51 MB of output took 4 ms in one run and 18 in the next. Here such places are
-    occupied first. Nothing is done where the C library is another, or where it maps no blocks.
+    occupied first, in the main thread's heap. Nothing is done where the C library is another; where it was told to map
+    no blocks, this changes nothing for them.
     """
     try:
         libc: ctypes.CDLL | None = _libc()
@@ -115,13 +116,14 @@ def large_blocks_mapped() -> Iterator[None]:
 
 
 def _occupy_large_places(libc: ctypes.CDLL, occupied: list[int]) -> None:
-    """Allocates what the heap's free bytes allow at most, until a block is mapped: that one is freed again."""
+    """Allocates until a block is mapped, which is freed again: at most one more than the heap has free bytes for."""
     for _ in range(libc.mallinfo2().fordblks // LARGEST_HEAP_BLOCK + 1):
         mapped, block = libc.mallinfo2().hblks, libc.malloc(LARGEST_HEAP_BLOCK)
         if not block:
-            return
+            break
         if libc.mallinfo2().hblks > mapped:
-            return libc.free(block)
+            libc.free(block)
+            break
         occupied.append(block)
 
 
