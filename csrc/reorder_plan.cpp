@@ -411,9 +411,26 @@ void write_tables(Plan& plan) {
   write(to, cols.dst.period());
 }
 
+// Makes a loop of an axis with many offsets and leaves as many as make whole cache lines: their table is read with
+// every tile, and a long one would push src and dst out of the first cache.
+void split_periods(Plan& plan, Role role) {
+  constexpr int64_t few = 768;
+  Axis& axis = plan.axis(role);
+  const int64_t period = std::max(axis.src.period(), axis.dst.period());
+  const int64_t unit = std::lcm(period, 64 / plan.element_size);
+  if (period == 1 || axis.step <= std::max(unit, few) || axis.dim != axis.padded || axis.dim % unit != 0) return;
+  const Axis loop{axis.dim / unit, axis.dim / unit, {axis.src.at(unit), {}}, {axis.dst.at(unit), {}}};
+  axis.dim = axis.padded = axis.step = unit;
+  plan.axes.push_back(loop);
+  order_loops(plan);
+}
+
 bool plan_transpose(Plan& plan) {
   if (!plan_tiles(plan)) return false;
-  if (!plan.stream) find_repeats(plan);  // else each tile fetches what a later one reads
+  if (plan.stream) return true;  // each tile fetches what a later one reads
+  split_periods(plan, Role::Cols);
+  split_periods(plan, Role::Rows);
+  find_repeats(plan);
   return true;
 }
 

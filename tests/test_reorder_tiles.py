@@ -47,6 +47,22 @@ def test_each_remainder(isa, guarded, channels, dtype):
             assert_reordered(x, tag, "nchw")
 
 
+SIDES = [32, 33, 47, 63, 64, 65, 97, 130]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels", SIDES)
+def test_squares_of_tiles(isa, guarded, channels, dtype):
+    """One tile, two, and more on each side, with and without a last one that overlaps; of rows that follow each other
+    and of some channels, and some pixels, of more."""
+    for pixels in SIDES:
+        x = random_bits((2, channels, 1, pixels), dtype)
+        assert_reordered(x, "nchw", "nhwc")
+        assert_reordered(x, "nhwc", "nchw")
+    assert_blocked(random_bits((2, 1, 70, channels + 7), dtype)[..., :channels].permute(0, 3, 1, 2), "nchw")
+    assert_blocked(random_bits((2, channels, 1, 75), dtype)[..., 3:73], "nhwc")
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [2, 4, 8])
 def test_short_rows_that_follow_each_other(isa, guarded, channels, dtype):
@@ -74,7 +90,7 @@ def test_small_tiles_that_repeat(isa, guarded, blocks, dtype):
 # Rows of channels that begin a multiple of 4096 bytes apart, or of a part of that, or that spread over the first cache;
 # few and short ones.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("pixels", [8, 9, 17, 49])
+@pytest.mark.parametrize("pixels", [8, 9, 17, 49, 70])
 @pytest.mark.parametrize("bytes_of_channels", [192, 640, 1024, 1920, 2048, 4096, 8192])
 def test_rows_of_whole_cache_lines(isa, caches, guarded, bytes_of_channels, pixels, dtype):
     x = random_bits((1, bytes_of_channels // dtype.itemsize, 1, pixels), dtype)
@@ -82,13 +98,13 @@ def test_rows_of_whole_cache_lines(isa, caches, guarded, bytes_of_channels, pixe
     assert_reordered(x, "nhwc", "nchw")
 
 
-# Blocks of half a cache line and of a whole one, of rows of all channels that alias or do not; few and many, of pixels
-# that are whole steps and that are not.
+# Blocks of a quarter of a cache line, of half of one and of a whole one, of rows of all channels that alias or do not;
+# few and many, of pixels that are whole steps and that are not.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_bytes", [32, 64])
+@pytest.mark.parametrize("block_bytes", [16, 32, 64])
 @pytest.mark.parametrize(("blocks", "pixels"), [(2, 9), (3, 49), (9, 8), (15, 15), (17, 33), (64, 17), (128, 49)])
 def test_wide_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
-    block = block_bytes // dtype.itemsize
+    block = max(2, block_bytes // dtype.itemsize)
     x = random_bits((2, block * blocks, 1, pixels), dtype)
     assert_reordered(x, "nhwc", f"nChw{block}c")
     assert_reordered(x, f"nChw{block}c", "nhwc")
@@ -194,6 +210,16 @@ def test_places_of_weights_that_alias(isa, caches, guarded, size, dtype):
 def test_places_of_weights_in_other_orders(isa, caches, guarded, size, tag, dtype):
     """The places of a window's columns before its rows, so that they are not evenly apart; blocks of other sizes."""
     assert_reordered(random_bits(size, dtype), "oihw", tag)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [(32, 128, 3, 3), (20, 256, 3, 3), (16, 256, 5, 5), (48, 512, 3, 1)], ids=str)
+def test_weights_of_many_periods(isa, guarded, size, dtype):
+    """Rows of so many input channels that their places in a block are a loop of short tables."""
+    x = random_bits(size, dtype)
+    for tag in ("OIhw16i16o", "OIhw8i8o", "Ohwi16o", "OIhw8i16o2i"):
+        assert_reordered(x, "oihw", tag)
+        assert_reordered(x, tag, "oihw")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -179,14 +179,28 @@ bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
     if (traffic.stream) return false;
     // By vectors of half a line each is read twice: it pays sooner.
     const bool by_halves = vector_bytes < 64 && apart(matrix.src_rows) > 64;
-    if (is_aliased(matrix.src_rows, matrix.rows) || (by_halves && lines_of_place(matrix.src_rows, matrix.rows) >= 8))
-      return transpose_overlapping<typename Tiles::OfSrc, (size == 4 ? 512 : 256) / size>(matrix);
+    if (is_aliased(matrix.src_rows, matrix.rows) || (by_halves && lines_of_place(matrix.src_rows, matrix.rows) >= 8)) {
+      constexpr int64_t run = (size == 4 ? 512 : 256) / size;
+      const bool dst_stays = lines_of_place(matrix.dst_rows, std::min(matrix.cols, run)) <= ways();
+      return dst_stays && transpose_overlapping<typename Tiles::OfSrc, run>(matrix);
+    }
     if constexpr (size <= 4) {
       if (!is_aliased(matrix.dst_rows, matrix.cols)) return false;
       const bool stay = apart(matrix.dst_rows) < way && lines_of_place(matrix.dst_rows, Tiles::OfDst::cols) <= 8;
       const auto run = stay ? transpose_pieces<typename Tiles::OfDst> : transpose_pieces<typename Tiles::FewOfDst>;
       return run(matrix);
     }
+  }
+  return false;
+}
+
+// Within the caches by squares of tiles, where vectors have some elements. False where there are none of them.
+template <class T>
+bool transpose_squares(const Matrix& matrix, Traffic traffic) {
+  constexpr int size = sizeof(T);
+  if constexpr (size <= 4 || vector_bytes == 64) {
+    using Square = ToWideRows<T, vector_bytes, std::min(vector_bytes / 2, vector_bytes / size), false>;
+    return !traffic.stream && transpose_squares<Square>(matrix);
   }
   return false;
 }
@@ -203,6 +217,7 @@ void transpose(const Matrix& matrix, Traffic traffic) {
   if constexpr (sizeof(T) == 16) {
     // Four rows are a vector of dst: whole ones are read and written.
     const bool by_vectors = vector_bytes == 64 && matrix.rows == 4 && matrix.cols > 2;
+    if (transpose_squares<T>(matrix, traffic)) return;
     if (!traffic.stream && !by_vectors) return transpose_wide<16>(matrix, traffic);
   }
   if (transpose_few_rows<T, 16>(matrix, traffic)) return;
@@ -216,7 +231,10 @@ void transpose(const Matrix& matrix, Traffic traffic) {
   if (transpose_blocks<T, 8>(matrix, traffic)) return;
   if (transpose_blocks<T, 4>(matrix, traffic)) return;
   if (transpose_blocks<T, 2>(matrix, traffic)) return;
+  // A tile of whole lines needs none of them again, one of halves does.
+  if (vector_bytes == 64 && transpose_squares<T>(matrix, traffic)) return;
   if (transpose_aliased<T>(matrix, traffic)) return;
+  if (vector_bytes < 64 && transpose_squares<T>(matrix, traffic)) return;
   transpose_by<T, vector_bytes, std::min(16, vector_bytes / int(sizeof(T)))>(matrix, traffic);
 }
 

@@ -131,26 +131,26 @@ struct Tile {
   // the transpose back.
   void shuffle_within_parts() {
     Row next[rows];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < rows / 2; i++) {
       const int r = i / (group / 2) * group + i % (group / 2);
       next[2 * i] = interleave<0>(row[r], row[r + group / 2], Lanes());
       next[2 * i + 1] = interleave<1>(row[r], row[r + group / 2], Lanes());
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < rows; i++) row[i] = next[i];
   }
 
   // The same, backwards, of parts: from vectors that are `stride` apart.
   void shuffle_parts(int stride) {
     Row next[rows];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < rows / 2; i++) {
       const int r = i / stride * 2 * stride + i % stride;
       next[i] = every_second_part<0>(row[r], row[r + stride], Halves());
       next[i + rows / 2] = every_second_part<1>(row[r], row[r + stride], Halves());
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < rows; i++) row[i] = next[i];
   }
 
@@ -161,13 +161,13 @@ struct Tile {
       constexpr int cell_bytes = cell_rows * element_size;
       constexpr std::make_integer_sequence<int, bytes / 4> every_unit;
       Row next[rows];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
       for (int i = 0; i < rows / 2; i++) {
         const int r = i / cell_rows * 2 * cell_rows + i % cell_rows;
         next[2 * i] = merge<0, cell_bytes>(row[r], row[r + cell_rows], every_unit);
         next[2 * i + 1] = merge<1, cell_bytes>(row[r], row[r + cell_rows], every_unit);
       }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
       for (int i = 0; i < rows; i++) row[i] = next[i];
       merge_cells<2 * cell_rows>();
     }
@@ -251,8 +251,9 @@ template <class T, int part, int bytes, int piece, class Rows>
 }
 
 // Writes whole vectors of dst: `cols` src columns of as many src rows as a vector has elements. So short pieces of src
-// are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles.
-template <class T, int bytes, int cols_>
+// are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles. `fetches`:
+// dst ahead, where the order of the tiles hides it from the CPU's own prefetch.
+template <class T, int bytes, int cols_, bool fetches = true>
 struct ToWideRows {
   using Element = T;
   using Registers = Tile<T, bytes, cols_>;
@@ -263,7 +264,7 @@ struct ToWideRows {
     constexpr int part = Registers::part, group = Registers::group;
     constexpr int group_rows = rows / (cols / group), next_row = part / group;
     Registers tile;
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int v = 0; v < cols; v++) {
       const auto first_row = src_rows + v / group * group_rows + v % group * next_row;
       tile.row[v] = gather<typename Registers::Lane, part, bytes, cols * element_size>(src, first_row);
@@ -273,8 +274,9 @@ struct ToWideRows {
     if constexpr (Registers::parts > 1)
 #pragma GCC unroll 4
       for (int step = group; step < cols; step *= 2) tile.shuffle_parts(group);
-#pragma GCC unroll 16
-    for (int c = 0; c < cols; c++) store_and_fetch<stream>(dst + dst_rows[c], tile.row[c]);
+#pragma GCC unroll 32
+    for (int c = 0; c < cols; c++)
+      fetches ? store_and_fetch<stream>(dst + dst_rows[c], tile.row[c]) : store<stream>(dst + dst_rows[c], tile.row[c]);
   }
 };
 
