@@ -291,6 +291,21 @@ bool plan_tiles(Plan& plan) {
   return true;
 }
 
+// Makes a loop of an axis with many offsets and leaves as many as make whole cache lines: their table is read with
+// every tile, and one of 6 KB and more would push src and dst out of the first cache. So long a step has periods on one
+// side only: on the other it is adjacent.
+void split_periods(Plan& plan, Role role) {
+  constexpr int64_t few = 6 * 1024 / sizeof(int64_t);
+  Axis& axis = plan.axis(role);
+  const int64_t period = std::max(axis.src.period(), axis.dst.period());
+  const int64_t unit = std::lcm(period, 64 / plan.element_size);
+  if (period == 1 || axis.step <= std::max(unit, few) || axis.dim != axis.padded || axis.dim % unit != 0) return;
+  const Axis loop{axis.dim / unit, axis.dim / unit, {axis.src.at(unit), {}}, {axis.dst.at(unit), {}}};
+  axis.dim = axis.padded = axis.step = unit;
+  plan.axes.push_back(loop);
+  order_loops(plan);
+}
+
 // Where tiles are small, some of the innermost loop becomes the kernel's own.
 void find_repeats(Plan& plan) {
   const auto several = [](const Axis& axis) { return axis.steps() > 1; };
@@ -409,20 +424,6 @@ void write_tables(Plan& plan) {
   write(dense, cols.step);
   write(from, cols.step / cols.dst.period());
   write(to, cols.dst.period());
-}
-
-// Makes a loop of an axis with many offsets and leaves as many as make whole cache lines: their table is read with
-// every tile, and a long one would push src and dst out of the first cache.
-void split_periods(Plan& plan, Role role) {
-  constexpr int64_t few = 768;
-  Axis& axis = plan.axis(role);
-  const int64_t period = std::max(axis.src.period(), axis.dst.period());
-  const int64_t unit = std::lcm(period, 64 / plan.element_size);
-  if (period == 1 || axis.step <= std::max(unit, few) || axis.dim != axis.padded || axis.dim % unit != 0) return;
-  const Axis loop{axis.dim / unit, axis.dim / unit, {axis.src.at(unit), {}}, {axis.dst.at(unit), {}}};
-  axis.dim = axis.padded = axis.step = unit;
-  plan.axes.push_back(loop);
-  order_loops(plan);
 }
 
 bool plan_transpose(Plan& plan) {

@@ -169,8 +169,9 @@ struct AliasedTiles {
   using FewOfDst = ToWideRows<T, vector_bytes, size == 1 ? 8 : size == 2 ? vector_bytes / 8 : 4>;
 };
 
-// Of src or of dst some lines of a few rows are moved at a time. False where no rows push each other out, where dst
-// goes past the caches, or where rows have padding, are not even or fewer than a tile's.
+// Of src or of dst some lines of a few rows are moved at a time. False where no rows push each other out or both those
+// of src and of dst do, where dst goes past the caches, or where rows have padding, are not even or fewer than a
+// tile's.
 template <class T>
 bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
   if constexpr (vector_bytes >= 32 && sizeof(T) <= 8) {
@@ -194,13 +195,14 @@ bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
-// Within the caches by squares of tiles, where vectors have some elements. False where there are none of them.
+// Within the caches by squares of tiles. False past them, of elements that are too wide for it, and where
+// transpose_by_squares is.
 template <class T>
 bool transpose_squares(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T);
   if constexpr (size <= 4 || vector_bytes == 64) {
     using Square = ToWideRows<T, vector_bytes, std::min(vector_bytes / 2, vector_bytes / size), false>;
-    return !traffic.stream && transpose_squares<Square>(matrix);
+    return !traffic.stream && transpose_by_squares<Square>(matrix);
   }
   return false;
 }
@@ -232,7 +234,8 @@ void transpose(const Matrix& matrix, Traffic traffic) {
   if (transpose_blocks<T, 4>(matrix, traffic)) return;
   if (transpose_blocks<T, 2>(matrix, traffic)) return;
   // A tile of whole lines needs none of them again, one of halves does.
-  if (vector_bytes == 64 && transpose_squares<T>(matrix, traffic)) return;
+  constexpr bool squares_first = vector_bytes == 64 && sizeof(T) < 16;  // of 16 bytes they were above
+  if (squares_first && transpose_squares<T>(matrix, traffic)) return;
   if (transpose_aliased<T>(matrix, traffic)) return;
   if (vector_bytes < 64 && transpose_squares<T>(matrix, traffic)) return;
   transpose_by<T, vector_bytes, std::min(16, vector_bytes / int(sizeof(T)))>(matrix, traffic);

@@ -334,7 +334,7 @@ template <class Tile, bool along_src>
   constexpr int64_t size = Tile::element_size;
   constexpr int64_t step = along_src ? Tile::cols : Tile::rows, other_step = along_src ? Tile::rows : Tile::cols;
   const int64_t length = along_src ? cols : rows, other_length = along_src ? rows : cols;
-  const auto move_tile = [&](int64_t at, int64_t other) {
+  const auto move_one = [=](const char* src, char* dst, int64_t at, int64_t other) __attribute__((always_inline)) {
     at = std::min(at, length - step), other = std::min(other, other_length - other_step);
     const int64_t row = along_src ? other : at, col = along_src ? at : other;
     Tile::template run<false>(src + row * src_stride + col * size, EvenRows{src_stride},
@@ -344,17 +344,20 @@ template <class Tile, bool along_src>
     for (int64_t first = 0; first < other_length; first += 2 * other_step)
       for (int64_t begin = 0; begin < length; begin += 2 * step)
         for (int64_t other = first; other < std::min(other_length, first + 2 * other_step); other += other_step)
-          for (int64_t at = begin; at < std::min(length, begin + 2 * step); at += step) move_tile(at, other);
+          for (int64_t at = begin; at < std::min(length, begin + 2 * step); at += step) move_one(src, dst, at, other);
 }
 
-// False where the matrix has not a tile's rows or columns, where they are not even, or where those of one tile push
-// each other out of the first cache: of dst, which has to be read before it is written, sooner, but by tiles of bytes,
-// whose shuffles take longer.
+// False where the matrix has not a tile's rows or columns or they are not even, where the tiles at the edges would move
+// too many elements again, or where the rows of one tile push each other out of the first cache: of dst, which has to
+// be read before it is written, sooner, but by tiles of bytes, whose shuffles take longer.
 template <class Tile>
-bool transpose_squares(const Matrix& matrix) {
+bool transpose_by_squares(const Matrix& matrix) {
   constexpr int64_t most_of_src = 8, most_of_dst = Tile::element_size == 1 ? 8 : 4;
   const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
   if (rows != padded_rows || rows < Tile::rows || cols < Tile::cols || !are_even(matrix)) return false;
+  const int64_t moved =
+      (rows + Tile::rows - 1) / Tile::rows * Tile::rows * ((cols + Tile::cols - 1) / Tile::cols * Tile::cols);
+  if (4 * moved > 7 * rows * cols) return false;
   if (lines_of_place(src_rows, Tile::rows) > most_of_src) return false;
   if (lines_of_place(dst_rows, Tile::cols) > most_of_dst) return false;
   const bool along_src = src_rows.stride >= dst_rows.stride && apart(dst_rows) < way / 2;

@@ -161,13 +161,13 @@ struct Tile {
       constexpr int cell_bytes = cell_rows * element_size;
       constexpr std::make_integer_sequence<int, bytes / 4> every_unit;
       Row next[rows];
-#pragma GCC unroll 32
+#pragma GCC unroll 16
       for (int i = 0; i < rows / 2; i++) {
         const int r = i / cell_rows * 2 * cell_rows + i % cell_rows;
         next[2 * i] = merge<0, cell_bytes>(row[r], row[r + cell_rows], every_unit);
         next[2 * i + 1] = merge<1, cell_bytes>(row[r], row[r + cell_rows], every_unit);
       }
-#pragma GCC unroll 32
+#pragma GCC unroll 16
       for (int i = 0; i < rows; i++) row[i] = next[i];
       merge_cells<2 * cell_rows>();
     }
@@ -251,8 +251,8 @@ template <class T, int part, int bytes, int piece, class Rows>
 }
 
 // Writes whole vectors of dst: `cols` src columns of as many src rows as a vector has elements. So short pieces of src
-// are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles. `fetches`:
-// dst ahead, where the order of the tiles hides it from the CPU's own prefetch.
+// are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles. Where it
+// `fetches`, it asks for dst ahead: not in an order of tiles that the CPU's own prefetch follows.
 template <class T, int bytes, int cols_, bool fetches = true>
 struct ToWideRows {
   using Element = T;
@@ -276,7 +276,10 @@ struct ToWideRows {
       for (int step = group; step < cols; step *= 2) tile.shuffle_parts(group);
 #pragma GCC unroll 32
     for (int c = 0; c < cols; c++)
-      fetches ? store_and_fetch<stream>(dst + dst_rows[c], tile.row[c]) : store<stream>(dst + dst_rows[c], tile.row[c]);
+      if constexpr (fetches)
+        store_and_fetch<stream>(dst + dst_rows[c], tile.row[c]);
+      else
+        store<stream>(dst + dst_rows[c], tile.row[c]);
   }
 };
 
