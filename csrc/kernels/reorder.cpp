@@ -217,9 +217,9 @@ void transpose(const Matrix& matrix, Traffic traffic) {
     if (three(matrix, traffic.src_end)) return;
   }
   if constexpr (sizeof(T) == 16) {
+    if (transpose_squares<T>(matrix, traffic)) return;
     // Four rows are a vector of dst: whole ones are read and written.
     const bool by_vectors = vector_bytes == 64 && matrix.rows == 4 && matrix.cols > 2;
-    if (transpose_squares<T>(matrix, traffic)) return;
     if (!traffic.stream && !by_vectors) return transpose_wide<16>(matrix, traffic);
   }
   if (transpose_few_rows<T, 16>(matrix, traffic)) return;

@@ -323,10 +323,10 @@ bool is_aliased(const RowOffsets& rows, int64_t n) {
   return lines_of_place(rows, n) > (apart(rows) == way ? 8 : ways() * 3 / 2);
 }
 
-// By squares of two by two tiles, one after the other along the side whose rows are farther apart: the two lines of a
-// pair are then asked for one soon after the other on both sides, and a CPU's prefetch sees it. Within the second cache
-// that takes half to nine tenths of the time of whole rows of tiles. The last tile of a side overlaps the one before
-// it.
+// By squares of two by two tiles, one after the other along the rows of one side, best of that whose rows are farther
+// apart: the two lines of a pair are then asked for one soon after the other on both sides, and a CPU's prefetch sees
+// it. Within the second cache that takes half to nine tenths of the time of whole rows of tiles. The last tile of a
+// side overlaps the one before it.
 template <class Tile, bool along_src>
 [[gnu::noinline]] void move_squares(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
                                     int64_t dst_stride, int64_t next_in_dst, int64_t rows, int64_t cols,
@@ -348,8 +348,8 @@ template <class Tile, bool along_src>
 }
 
 // False where the matrix has not a tile's rows or columns or they are not even, where the tiles at the edges would move
-// too many elements again, or where the rows of one tile push each other out of the first cache: of dst, which has to
-// be read before it is written, sooner, but by tiles of bytes, whose shuffles take longer.
+// more than three quarters of the elements again, or where the rows of one tile push each other out of the first cache:
+// of dst, which has to be read before it is written, sooner, but by tiles of bytes, whose shuffles take longer.
 template <class Tile>
 bool transpose_by_squares(const Matrix& matrix) {
   constexpr int64_t most_of_src = 8, most_of_dst = Tile::element_size == 1 ? 8 : 4;
@@ -360,6 +360,7 @@ bool transpose_by_squares(const Matrix& matrix) {
   if (4 * moved > 7 * rows * cols) return false;
   if (lines_of_place(src_rows, Tile::rows) > most_of_src) return false;
   if (lines_of_place(dst_rows, Tile::cols) > most_of_dst) return false;
+  // Dst rows whose lines have one place or two are finished a few at a time, though those of src may be farther apart.
   const bool along_src = src_rows.stride >= dst_rows.stride && apart(dst_rows) < way / 2;
   const auto move = along_src ? move_squares<Tile, true> : move_squares<Tile, false>;
   move(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0], dst_rows.stride, next_in_dst, rows,
