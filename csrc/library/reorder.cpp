@@ -34,7 +34,10 @@ Tensor reorder_cpu(const Tensor& src, SymIntArrayRef symbolic_size, IntArrayRef 
   MemoryDesc src_md = describe("reorder: src", src, size, src_blocking);  // checked before anything is done
   Tensor dst = empty_physical("reorder: dst", size, dst_order, dst_blocking, dst_dtype);
   if (dst.numel() == 0) return dst;
-  const Tensor converted = dst_dtype == src.scalar_type() ? src.resolve_conj().resolve_neg() : convert(src, dst_dtype);
+  const bool is_lazy = src.is_conj() || src.is_neg();
+  const Tensor converted = dst_dtype != src.scalar_type() ? convert(src, dst_dtype)
+                           : is_lazy                      ? src.resolve_conj().resolve_neg()
+                                                          : src;
   if (!converted.is_same(src)) src_md = describe("reorder: src", converted, size, src_blocking);
   const MemoryDesc dst_md = describe("reorder: dst", dst, size, dst_blocking);
   or_out_of_memory("reorder", [&] {
