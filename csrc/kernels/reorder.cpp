@@ -8,6 +8,7 @@
 #include "reorder_interleave.h"
 #include "reorder_loops.h"
 #include "reorder_pick.h"
+#include "reorder_rotate.h"
 #include "reorder_rows.h"
 #include "reorder_tiles.h"
 #include "tier.h"
@@ -139,6 +140,13 @@ bool transpose_few_rows(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
+// Dense rows of one of these numbers of elements, on either side. False where they have others.
+template <class T, int... each>
+bool transpose_rotated([[maybe_unused]] const Matrix& matrix, [[maybe_unused]] Traffic traffic) {
+  if constexpr (sizeof(T) == 4 && vector_bytes >= 32) return !traffic.stream && (RotatedRows<each>::run(matrix) || ...);
+  return false;
+}
+
 // By pieces of dst rows, of some lines each. False where dst rows have padding, or where transpose_overlapping is.
 template <class Tile>
 bool transpose_pieces(const Matrix& matrix) {
@@ -222,6 +230,7 @@ void transpose(const Matrix& matrix, Traffic traffic) {
     const bool by_vectors = vector_bytes == 64 && matrix.rows == 4 && matrix.cols > 2;
     if (!traffic.stream && !by_vectors) return transpose_wide<16>(matrix, traffic);
   }
+  if (transpose_rotated<T, 5, 7, 9>(matrix, traffic)) return;
   if (transpose_few_rows<T, 16>(matrix, traffic)) return;
   if (transpose_few_rows<T, 8>(matrix, traffic)) return;
   if (transpose_permuted<T, 16>(matrix, traffic)) return;
