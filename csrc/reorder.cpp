@@ -67,9 +67,9 @@ ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t e
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
   const auto transpose = transpose_of(kernels, plan.element_size);
   const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
-  if (!plan.shares.empty() && kernels.has_pick())
+  if (!plan.merges.empty() && kernels.has_pick())
     return kernels.permute(src, plan.repeated.src, dst, plan.repeated.dst, count,
-                           rows.size * cols.size * plan.element_size, plan.shares.data());
+                           rows.size * cols.size * plan.element_size, plan.merges.data());
   Matrix matrix{src,
                 rows.src,
                 dst,
@@ -125,8 +125,7 @@ void run_deinterleave(const Tile& tile, const Plan& plan, const ReorderKernels& 
   const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
   const int64_t lines = rows.padded_size;
   if (const Picks* const picks = picks_of(plan, Role::Rows, lines, kernels))
-    return kernels.deinterleave_picked(src, rows.src.each, lines, dst, cols.dst.each, cols.size, picks->data(),
-                                       picks->size());
+    return kernels.deinterleave_picked(src, rows.src.each, dst, cols.dst.each, cols.size, picks->data(), picks->size());
   Between between;
   const auto deinterleave = plan.group == 4 ? kernels.deinterleave_1 : kernels.deinterleave_2;
   deinterleave(src, rows.src.each, between.rows, lines, plan.run);

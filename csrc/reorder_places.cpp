@@ -1,28 +1,49 @@
 // Which byte of src each byte of dst is, for the kernels that permute bytes.
 #include <algorithm>
+#include <numeric>
 
 #include "reorder_plan.h"
 
 namespace torch_blocked::reorder_plan {
 namespace {
 
-// What a row of `bytes` bytes is picked from, by the place in it of each of the other row's; empty where 64 bytes are
-// farther apart than a pick reaches.
+constexpr int64_t vector = 64;
+
+// What some bytes of a row are picked from: `first` and `last` of the other row.
+struct Range {
+  int64_t first, last;
+
+  // Whether vectors from these places on have all of them.
+  bool is_in(int64_t a, int64_t b) const { return a <= first && b <= a + vector && last < b + vector; }
+};
+
+// Of a row of `bytes` bytes each vector is picked from two of the other row, where `place_of` finds its bytes. Empty
+// where they are farther apart. The second of one is the first of the next where that does for both.
 template <class PlaceOf>
 Picks find_picks(int64_t bytes, const PlaceOf& place_of) {
-  constexpr int64_t vector = 64, reach = 128;
-  Picks picks;
-  if (bytes < reach || bytes > vector * most_picks) return {};
-  for (int64_t first = 0; first < bytes; first += vector) {
-    Pick pick{{}, bytes, std::min(first, bytes - vector)};
-    for (int64_t i = 0; i < vector; i++) pick.from = std::min(pick.from, place_of(pick.to + i));
-    pick.from = std::min(pick.from, bytes - reach);
+  constexpr int64_t word = 4;
+  if (bytes < 2 * vector || bytes > vector * most_picks) return {};
+  const int64_t n = (bytes + vector - 1) / vector, last_vector = bytes - vector;
+  const auto to = [&](int64_t p) { return std::min(p * vector, last_vector); };
+  std::vector<Range> ranges(n, {last_vector, 0});
+  for (int64_t p = 0; p < n; p++)
     for (int64_t i = 0; i < vector; i++) {
-      const int64_t place = place_of(pick.to + i) - pick.from;
-      if (place >= reach) return {};
-      pick.places[i] = place;
+      const int64_t place = place_of(to(p) + i);
+      ranges[p] = {std::min(ranges[p].first, place / word * word), std::max(ranges[p].last, place)};
     }
-    picks.push_back(pick);
+  const auto after = [&](int64_t first) { return std::min(first + vector, last_vector); };
+  Picks picks(n);
+  for (int64_t p = 0, before = 0; p < n; before = picks[p++].second) {
+    const Range& range = ranges[p];
+    Pick& pick = picks[p];
+    pick.to = to(p);
+    pick.first = range.is_in(before, after(before)) ? before : range.first;
+    pick.second = p + 1 < n && range.is_in(pick.first, ranges[p + 1].first) ? ranges[p + 1].first : after(pick.first);
+    if (!range.is_in(pick.first, pick.second)) return {};
+    for (int64_t i = 0; i < vector; i++) {
+      const int64_t place = place_of(pick.to + i), in_first = place - pick.first;
+      pick.places[i] = in_first < vector ? in_first : vector + place - pick.second;
+    }
   }
   return picks;
 }
@@ -44,24 +65,27 @@ void find_picks(Plan& plan, const Axis& runs, bool to_groups) {
 }
 
 // Where the repeated tiles are small and dense on both sides. Of wider elements a transpose takes less time.
-void find_shares(Plan& plan) {
+void find_merges(Plan& plan) {
   const Axis &rows = plan.axis(Role::Rows), &cols = plan.axis(Role::Cols);
   const int64_t size = plan.element_size, src_row = cols.dim * size, dst_row = rows.dim * size;
   const int64_t bytes = rows.dim * src_row;
-  constexpr int64_t vector = 64;
   const auto is_whole = [](const Axis& axis) { return axis.dim == axis.padded && axis.steps() == 1; };
   if (size > 2 || !is_whole(rows) || !is_whole(cols) || bytes < vector || bytes > most_permuted) return;
   if (!rows.src.affine() || rows.src.stride != src_row || !cols.dst.affine() || cols.dst.stride != dst_row) return;
   const int64_t vectors = (bytes + vector - 1) / vector;
-  plan.shares.resize(vectors * vectors);
+  Merge unchanged;
+  std::iota(unchanged.places, unchanged.places + vector, 0);
+  plan.merges.assign(vectors * merges(vectors), unchanged);
   const auto begin = [&](int64_t v) { return std::min(v * vector, bytes - vector); };
   for (int64_t d = 0; d < vectors; d++)
     for (int64_t i = 0; i < vector; i++) {
       const int64_t to = begin(d) + i, row = to % dst_row / size, col = to / dst_row;
       const int64_t from = row * src_row + col * size + to % size, s = from / vector;
-      Share& share = plan.shares[d * vectors + s];
-      share.places[i] = from - begin(s);
-      share.mask[i] = 0xff;
+      Merge* const merge = plan.merges.data() + d * merges(vectors);
+      if (s == 0)
+        merge[0].places[i] = from;
+      else
+        merge[s - 1].places[i] = vector + from - begin(s);
     }
 }
 

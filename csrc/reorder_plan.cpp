@@ -321,7 +321,7 @@ void find_repeats(Plan& plan) {
   const auto calls = int64_t(std::bit_ceil(uint64_t(inner->dim + count - 1) / count));
   inner->step = (inner->dim + calls - 1) / calls;
   plan.repeated = {inner->src.stride, inner->dst.stride};
-  find_shares(plan);
+  find_merges(plan);
 }
 
 bool adjacent(const Axis& axis, const Offsets& offsets, int64_t element_size) {

@@ -70,7 +70,7 @@ struct Plan {
   int64_t src_bytes = 0;              // from the first element of src to the end of the last
   int64_t group = 1, run = 0;         // of an interleave: elements in a group, and groups in a run of them
   Picks picks = {}, last_picks = {};  // of a tile's rows, and of the last, shorter tile's; empty where there are none
-  std::vector<Share> shares = {};     // of a tile that is one small block on both sides; empty where it is not
+  std::vector<Merge> merges = {};     // of a tile that is one small block on both sides; empty where it is not
   std::vector<Axis> axes = {};        // outermost loop first
   // Where src is read in chunks, pieces of memory that follow each other: the bytes and the tiles of one, which the
   // loops from `chunk_loop` on make. 0 bytes where it is not.
@@ -105,10 +105,10 @@ constexpr int64_t max_dense = 20 * 1024;
 void find_chunks(Plan& plan);
 void write_tables(Plan& plan);
 
-// Of a plan by groups: the picks, where those of rows of `runs` reach. Of one whose tiles repeat: the shares, where
+// Of a plan by groups: the picks, where those of rows of `runs` reach. Of one whose tiles repeat: the merges, where
 // they are small blocks.
 void find_picks(Plan& plan, const Axis& runs, bool to_groups);
-void find_shares(Plan& plan);
+void find_merges(Plan& plan);
 
 // Each gives the axes their roles and steps; false where its implementation cannot be used.
 bool plan_copy(Plan& plan);

@@ -45,7 +45,7 @@ def test_weights_larger_than_the_caches(isa, guarded):
 # Inner blocks of two axes: the columns end within a vector, lie alone, or form pairs that both sides keep together.
 WEIGHTS = [(64, 64, 3, 3), (33, 70, 3, 3), (48, 64, 1, 1), (16, 32, 1, 5), (17, 2, 7, 7)]
 # Runs of which several make a tile, that end in a part of one, that are no vectors or too long; output channels alone.
-WEIGHTS += [(33, 112, 3, 3), (24, 32, 7, 7), (16, 16, 2, 1), (5, 16, 17, 17)]
+WEIGHTS += [(33, 112, 3, 3), (24, 32, 7, 7), (16, 16, 2, 1), (5, 16, 17, 17), (20, 64, 5, 5), (40, 96, 1, 11)]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64], ids=str)

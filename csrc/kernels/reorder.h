@@ -33,19 +33,21 @@ struct Traffic {
   const char* src_end = nullptr;   // there may be nothing readable from here on. Null: after what is moved
 };
 
-// A vector of a dst row: each of its bytes is one of 128 of the src row.
+// A vector of a dst row: each of its bytes is one of two vectors of the src row.
 struct Pick {
-  alignas(64) uint8_t places[64];  // from `from` on
-  int64_t from, to;
+  alignas(64) uint8_t places[64];  // in the first of them; from 64 on, in the second
+  int64_t first, second, to;       // where they begin, and this one in dst
 };
 // Of a row: then the rows of a tile, src and dst are within a first cache.
 constexpr int64_t most_picks = 10;
 
-// A block of some vectors whose bytes change places: what vector d of dst has of vector s of src. The last vector of a
-// block may overlap the one before it.
-struct Share {
-  alignas(64) uint8_t places[64], mask[64];  // mask: 0xff where the byte is of this vector
+// A block of some vectors whose bytes change places: the last may overlap the one before it. Each vector of dst begins
+// as the first one of src, and takes bytes of each other one in turn: of a block of n vectors merges(n) make one of
+// dst.
+struct Merge {
+  alignas(64) uint8_t places[64];  // of what there is of the vector of dst; from 64 on, of the one of src
 };
+constexpr int64_t merges(int64_t vectors) { return vectors > 1 ? vectors - 1 : 1; }  // one vector takes of itself
 constexpr int64_t most_permuted = 5 * 64;  // bytes: of more vectors a transpose takes less time
 
 // All offsets are in bytes.
@@ -64,15 +66,16 @@ struct ReorderKernels {
   using Deinterleave = void(const char* src, const int64_t* src_lines, char* dst, int64_t lines, int64_t run);
 
   // The same by picks of each of `rows` src rows, up to 16; the others are zeros. Back, of the lines transposed to
-  // rows.
+  // rows, 4 bytes of each line: a pick's vectors begin at one.
   using InterleavePicked = void(const char* src, const int64_t* src_rows, int64_t rows, char* dst,
                                 const int64_t* dst_lines, const Pick* picks, int64_t npicks, bool stream);
-  using DeinterleavePicked = void(const char* src, const int64_t* src_lines, int64_t lines, char* dst,
-                                  const int64_t* dst_rows, int64_t rows, const Pick* picks, int64_t npicks);
+  using DeinterleavePicked = void(const char* src, const int64_t* src_lines, char* dst, const int64_t* dst_rows,
+                                  int64_t rows, const Pick* picks, int64_t npicks);
 
-  // `count` blocks of `bytes` bytes, from 64 to most_permuted; of each vector of dst the shares of all of src.
+  // `count` blocks of `bytes` bytes, from 64 to most_permuted; the merges of each vector of dst, one vector's after
+  // another's.
   using Permute = void(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count,
-                       int64_t bytes, const Share* shares);
+                       int64_t bytes, const Merge* each);
 
   CopyRows* copy_rows;
   Transpose* transpose_1;  // by element size

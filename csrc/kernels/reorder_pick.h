@@ -6,6 +6,7 @@
 #pragma once
 #include <array>
 
+#include "kernels/reorder.h"
 #include "reorder_tiles.h"
 #if defined(CPU_CAPABILITY_AVX512)
 #include <immintrin.h>
@@ -22,9 +23,10 @@ bool has_pick() { return __builtin_cpu_supports("avx512vbmi"); }
 
 using Words16 = Tile<uint32_t, 64, 16>;
 
-inline Words16::Row pick(const char* src, __m512i places) {
-  return std::bit_cast<Words16::Row>(
-      _mm512_permutex2var_epi8(_mm512_loadu_si512(src), places, _mm512_loadu_si512(src + 64)));
+template <class Row>
+inline Row pick(const Row& first, __m512i places, const Row& second) {
+  return std::bit_cast<Row>(
+      _mm512_permutex2var_epi8(std::bit_cast<__m512i>(first), places, std::bit_cast<__m512i>(second)));
 }
 
 inline void transpose(Words16& tile) {
@@ -42,8 +44,12 @@ void interleave_picked(const char* src, const int64_t* src_rows, int64_t rows, c
     const Pick& vector = picks[p];
     const __m512i places = _mm512_load_si512(vector.places);
     Words16 tile;
+    const char *const first = src + vector.first, *const second = src + vector.second;
 #pragma GCC unroll 16
-    for (int r = 0; r < 16; r++) tile.row[r] = pick(src + offsets[r] + vector.from, places);
+    for (int r = 0; r < 16; r++) {
+      const int64_t offset = offsets[r];
+      tile.row[r] = pick(load<Words16::Row>(first + offset), places, load<Words16::Row>(second + offset));
+    }
     transpose(tile);
     const int64_t* const lines = dst_lines + vector.to / 4;
 #pragma GCC unroll 16
@@ -52,32 +58,34 @@ void interleave_picked(const char* src, const int64_t* src_rows, int64_t rows, c
   }
 }
 
-void deinterleave_picked(const char* src, const int64_t* src_lines, int64_t lines, char* dst, const int64_t* dst_rows,
-                         int64_t rows, const Pick* picks, int64_t npicks) {
-  // Not a power of two apart: the rows would push each other out of the first cache.
-  constexpr int64_t row_bytes = 64 * most_picks + 64;
-  alignas(64) char between[16 * row_bytes];
-  for (int64_t first = 0; first < lines; first += 16) {
-    const int64_t line = std::min(first, lines - 16);
-    Words16 tile;
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) tile.row[i] = load<Words16::Row>(src + src_lines[line + i]);
-    transpose(tile);
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; r++) store<false>(between + r * row_bytes + line * 4, tile.row[r]);
-  }
+// Of half of each line, 8 rows: two vectors of each, transposed, are in registers at once.
+void deinterleave_half(const char* src, const int64_t* src_lines, char* dst, const int64_t* dst_rows, int64_t rows,
+                       const Pick* picks, int64_t npicks) {
+  using Half = ToWideRows<uint32_t, 64, 8>;
+  int64_t at = picks[0].first;
+  auto first = Half::columns(src, src_lines + at / 4);
   for (int64_t p = 0; p < npicks; p++) {
     const Pick& vector = picks[p];
     const __m512i places = _mm512_load_si512(vector.places);
-    const char* from = between + vector.from;
+    if (vector.first != at) first = Half::columns(src, src_lines + vector.first / 4);
+    const auto second = Half::columns(src, src_lines + vector.second / 4);
     char* const to = dst + vector.to;
-    for (int64_t r = 0; r < rows; r++, from += row_bytes) store_and_fetch<false>(to + dst_rows[r], pick(from, places));
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++)
+      if (r < rows) store_and_fetch<false>(to + dst_rows[r], pick(first.row[r], places, second.row[r]));
+    first = second, at = vector.second;
   }
+}
+
+void deinterleave_picked(const char* src, const int64_t* src_lines, char* dst, const int64_t* dst_rows, int64_t rows,
+                         const Pick* picks, int64_t npicks) {
+  for (int64_t r = 0; r < rows; r += 8)
+    deinterleave_half(src + r * 4, src_lines, dst, dst_rows + r, std::min<int64_t>(rows - r, 8), picks, npicks);
 }
 
 template <int vectors>
 void permute(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count, int64_t bytes,
-             const Share* shares) {
+             const Merge* each) {
   const auto at = [&](int v) { return v < vectors - 1 ? v * 64 : bytes - 64; };
   for (; count > 0; count--, src += next_in_src, dst += next_in_dst) {
     __m512i block[vectors];
@@ -85,13 +93,11 @@ void permute(const char* src, int64_t next_in_src, char* dst, int64_t next_in_ds
     for (int s = 0; s < vectors; s++) block[s] = _mm512_loadu_si512(src + at(s));
 #pragma GCC unroll 8
     for (int d = 0; d < vectors; d++) {
-      __m512i row = _mm512_setzero_si512();
+      __m512i row = block[0];
 #pragma GCC unroll 8
-      for (int s = 0; s < vectors; s++) {
-        const Share& share = shares[d * vectors + s];
-        const __m512i moved = _mm512_permutexvar_epi8(_mm512_load_si512(share.places), block[s]);
-        constexpr int or_and = 0xf8;  // a | (b & c)
-        row = _mm512_ternarylogic_epi64(row, moved, _mm512_load_si512(share.mask), or_and);
+      for (int m = 0; m < merges(vectors); m++) {
+        const __m512i places = _mm512_load_si512(each[d * merges(vectors) + m].places);
+        row = _mm512_permutex2var_epi8(row, places, block[std::min(m + 1, vectors - 1)]);
       }
       _mm512_storeu_si512(dst + at(d), row);
     }
@@ -99,9 +105,9 @@ void permute(const char* src, int64_t next_in_src, char* dst, int64_t next_in_ds
 }
 
 void permute_blocks(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count, int64_t bytes,
-                    const Share* shares) {
+                    const Merge* each) {
   static constexpr ReorderKernels::Permute* by_vectors[] = {permute<1>, permute<2>, permute<3>, permute<4>, permute<5>};
-  by_vectors[(bytes + 63) / 64 - 1](src, next_in_src, dst, next_in_dst, count, bytes, shares);
+  by_vectors[(bytes + 63) / 64 - 1](src, next_in_src, dst, next_in_dst, count, bytes, each);
 }
 
 // Blocks of channels of one or two bytes, and rows of pixels: one permutation puts side by side what a vector of blocks

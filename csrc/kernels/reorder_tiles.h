@@ -259,8 +259,9 @@ struct ToWideRows {
   using Registers = Tile<T, bytes, cols_>;
   static constexpr int element_size = sizeof(T), rows = Registers::cols, cols = cols_;
 
-  template <bool stream, class SrcRows, class DstRows>
-  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
+  // The columns of a tile, each in a vector.
+  template <class SrcRows>
+  [[gnu::always_inline]] static Registers columns(const char* src, SrcRows src_rows) {
     constexpr int part = Registers::part, group = Registers::group;
     constexpr int group_rows = rows / (cols / group), next_row = part / group;
     Registers tile;
@@ -274,6 +275,12 @@ struct ToWideRows {
     if constexpr (Registers::parts > 1)
 #pragma GCC unroll 4
       for (int step = group; step < cols; step *= 2) tile.shuffle_parts(group);
+    return tile;
+  }
+
+  template <bool stream, class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
+    const Registers tile = columns(src, src_rows);
 #pragma GCC unroll 32
     for (int c = 0; c < cols; c++)
       if constexpr (fetches)
