@@ -34,7 +34,6 @@ struct Tile {
 };
 
 struct Implementation {
-  const char* name;
   bool (*plan)(Plan& plan);  // gives the axes their roles and steps; false where this implementation cannot be used
   void (*run)(const Tile& tile, const Plan& plan, const ReorderKernels& kernels);
 };
@@ -64,12 +63,10 @@ ReorderKernels::Transpose* transpose_of(const ReorderKernels& kernels, int64_t e
                               : kernels.transpose_64;
 }
 
-void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+// Past the caches, or with `stream` false through them.
+void transpose_tile(const Tile& tile, const Plan& plan, bool stream, const ReorderKernels& kernels) {
   const auto transpose = transpose_of(kernels, plan.element_size);
   const auto& [src, dst, rows, cols, count, next_src, src_end] = tile;
-  if (!plan.merges.empty() && kernels.has_pick())
-    return kernels.permute(src, plan.repeated.src, dst, plan.repeated.dst, count,
-                           rows.size * cols.size * plan.element_size, plan.merges.data());
   Matrix matrix{src,
                 rows.src,
                 dst,
@@ -80,12 +77,32 @@ void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& ker
                 count,
                 plan.repeated.src,
                 plan.repeated.dst};
-  if (cols.size > 0) transpose(matrix, {plan.stream, next_src, src_end});
+  if (cols.size > 0) transpose(matrix, {stream, next_src, src_end});
   if (cols.size == cols.padded_size) return;
   matrix.rows = 0;
   matrix.dst_rows = cols.dst.from(cols.size);
   matrix.cols = cols.padded_size - cols.size;
-  transpose(matrix, {plan.stream});
+  transpose(matrix, {stream});
+}
+
+// Parts of cache lines past the caches: they are put together in the first one. Src is fetched while dst is written.
+void run_dense(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  alignas(64) char between[most_dense_dst];
+  Tile piece = tile;
+  piece.dst = between;
+  piece.next_src = nullptr;
+  transpose_tile(piece, plan, false, kernels);
+  const int64_t at = 0, bytes = tile.rows.padded_size * tile.cols.padded_size * plan.element_size;
+  kernels.copy_rows(between, {&at}, tile.dst, {&at}, 1, bytes, bytes, {true, tile.next_src ? tile.next_src : between});
+}
+
+void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  // A block is whole, or all padding.
+  if (!plan.merges.empty() && tile.cols.size > 0 && kernels.has_pick())
+    return kernels.permute(tile.src, plan.repeated.src, tile.dst, plan.repeated.dst, tile.count,
+                           tile.rows.size * tile.cols.size * plan.element_size, plan.merges.data());
+  if (plan.dense_dst) return run_dense(tile, plan, kernels);
+  transpose_tile(tile, plan, plan.stream, kernels);
 }
 
 // The rows of 16 elements between a transpose and an interleave: `group` of them for each line of 64 bytes.
@@ -170,12 +187,8 @@ void run_reference(const Tile& tile, const Plan& plan, const ReorderKernels&) {
 }
 
 constexpr Implementation implementations[] = {
-    {"copy", plan_copy, run_copy},
-    {"interleave", plan_interleave, run_interleave},
-    {"deinterleave", plan_deinterleave, run_deinterleave},
-    {"periods", plan_periods, run_periods},
-    {"transpose", plan_transpose, run_transpose},
-    {"reference", plan_reference, run_reference},
+    {plan_copy, run_copy},       {plan_interleave, run_interleave}, {plan_deinterleave, run_deinterleave},
+    {plan_periods, run_periods}, {plan_transpose, run_transpose},   {plan_reference, run_reference},
 };
 
 // A reorder that was planned before.

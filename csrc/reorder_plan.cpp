@@ -426,9 +426,34 @@ void write_tables(Plan& plan) {
   write(to, cols.dst.period());
 }
 
+// Past the caches, where a tile writes parts of cache lines that make whole ones together: steps of as many columns as
+// make a small piece of dst.
+void find_dense_dst(Plan& plan) {
+  constexpr int64_t line = 64;
+  const Axis& rows = plan.axis(Role::Rows);
+  Axis& cols = plan.axis(Role::Cols);
+  const int64_t row_step = std::min(rows.step, rows.padded), row_bytes = row_step * plan.element_size;
+  const int64_t period = cols.dst.period();
+  const int64_t unit = std::lcm(period, line / std::gcd(row_bytes, line));
+  if (cols.dst.affine() || row_bytes >= line || unit * row_bytes > most_dense_dst) return;
+  if (rows.padded % row_step != 0 || cols.padded % unit != 0) return;
+  std::vector<int64_t> places(unit);
+  for (int64_t i = 0; i < unit; i++) places[i] = cols.dst.at(i);
+  std::sort(places.begin(), places.end());
+  for (int64_t i = 0; i < unit; i++)
+    if (places[i] != i * row_bytes) return;
+  const bool continues = cols.dst.at(unit) == unit * row_bytes;
+  set_steps_of_units(cols, continues ? most_dense_dst / row_bytes / unit * unit : unit, unit);
+  plan.dense_dst = true;
+  order_loops(plan);
+}
+
 bool plan_transpose(Plan& plan) {
   if (!plan_tiles(plan)) return false;
-  if (plan.stream) return true;  // each tile fetches what a later one reads
+  if (plan.stream) {  // each tile fetches what a later one reads
+    find_dense_dst(plan);
+    return true;
+  }
   split_periods(plan, Role::Cols);
   split_periods(plan, Role::Rows);
   find_repeats(plan);

@@ -36,10 +36,20 @@ def test_larger_than_the_caches(isa, guarded, size, dtype):
         assert_reordered(x, *pair.split())
 
 
-def test_weights_larger_than_the_caches(isa, guarded):
-    x = random_bits((520, 512, 5, 5), torch.float16)
-    assert_reordered(x, "oihw", "OIhw8i16o2i")
-    assert_reordered(x, "OIhw8i16o2i", "oihw")
+@pytest.mark.parametrize("tag", ["OIhw8i16o2i", "OIhw16i16o", "OIhw8i8o", "OIhw4i16o4i", "Ohwi16o"])
+@pytest.mark.parametrize(("size", "dtype"), [((520, 512, 5, 5), torch.float16), ((1025, 512, 5, 5), torch.uint8)])
+def test_weights_larger_than_the_caches(isa, guarded, size, dtype, tag):
+    x = random_bits(size, dtype)
+    assert_reordered(x, "oihw", tag)
+    assert_reordered(x, tag, "oihw")
+
+
+@pytest.mark.parametrize("size", [(1000, 504, 3, 3), (512, 1016, 3, 3), (640, 4096, 1, 1)], ids=str)
+def test_parts_of_lines_larger_than_the_caches(isa, guarded, size):
+    """Blocks of 32 bytes a row that make whole cache lines together: of an axis with and without padding."""
+    x = random_bits(size, torch.float32)
+    assert_reordered(x, "oihw", "OIhw8i8o")
+    assert_reordered(x.to(torch.bfloat16), "oihw", "OIhw16i16o")
 
 
 # Inner blocks of two axes: the columns end within a vector, lie alone, or form pairs that both sides keep together.

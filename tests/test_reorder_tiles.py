@@ -87,6 +87,12 @@ def test_small_tiles_that_repeat(isa, guarded, blocks, dtype):
                 assert_reordered(x, *pair.split())
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_small_tiles_that_repeat_in_padding(isa, guarded, dtype):
+    """Of a batch of three in blocks of four, the fourth image is padding: whole blocks of it."""
+    assert_blocked(random_bits((3, 8, 16, 4), dtype), "AbCD4a4d16c")
+
+
 # Rows of channels that begin a multiple of 4096 bytes apart, or of a part of that, or that spread over the first cache;
 # few and short ones.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

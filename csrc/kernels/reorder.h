@@ -42,12 +42,11 @@ struct Pick {
 constexpr int64_t most_picks = 10;
 
 // A block of some vectors whose bytes change places: the last may overlap the one before it. Each vector of dst begins
-// as the first one of src, and takes bytes of each other one in turn: of a block of n vectors merges(n) make one of
-// dst.
+// as the first one of src, and takes bytes of each other one in turn; in a block of one vector, of that one.
 struct Merge {
   alignas(64) uint8_t places[64];  // of what there is of the vector of dst; from 64 on, of the one of src
 };
-constexpr int64_t merges(int64_t vectors) { return vectors > 1 ? vectors - 1 : 1; }  // one vector takes of itself
+constexpr int64_t merges_per_vector(int64_t vectors) { return vectors > 1 ? vectors - 1 : 1; }
 constexpr int64_t most_permuted = 5 * 64;  // bytes: of more vectors a transpose takes less time
 
 // All offsets are in bytes.
@@ -65,8 +64,8 @@ struct ReorderKernels {
   // The same backwards.
   using Deinterleave = void(const char* src, const int64_t* src_lines, char* dst, int64_t lines, int64_t run);
 
-  // The same by picks of each of `rows` src rows, up to 16; the others are zeros. Back, of the lines transposed to
-  // rows, 4 bytes of each line: a pick's vectors begin at one.
+  // The same by picks of each of `rows` src rows, up to 16; the others are zeros. Back, of the rows that the lines are
+  // transposed to: 4 bytes are of one line, and so `first` and `second` multiples of 4.
   using InterleavePicked = void(const char* src, const int64_t* src_rows, int64_t rows, char* dst,
                                 const int64_t* dst_lines, const Pick* picks, int64_t npicks, bool stream);
   using DeinterleavePicked = void(const char* src, const int64_t* src_lines, char* dst, const int64_t* dst_rows,
@@ -75,7 +74,7 @@ struct ReorderKernels {
   // `count` blocks of `bytes` bytes, from 64 to most_permuted; the merges of each vector of dst, one vector's after
   // another's.
   using Permute = void(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count,
-                       int64_t bytes, const Merge* each);
+                       int64_t bytes, const Merge* merges);
 
   CopyRows* copy_rows;
   Transpose* transpose_1;  // by element size

@@ -68,7 +68,7 @@ void deinterleave_half(const char* src, const int64_t* src_lines, char* dst, con
     const Pick& vector = picks[p];
     const __m512i places = _mm512_load_si512(vector.places);
     if (vector.first != at) first = Half::columns(src, src_lines + vector.first / 4);
-    const auto second = Half::columns(src, src_lines + vector.second / 4);
+    const auto second = vector.second == vector.first ? first : Half::columns(src, src_lines + vector.second / 4);
     char* const to = dst + vector.to;
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++)
@@ -85,7 +85,8 @@ void deinterleave_picked(const char* src, const int64_t* src_lines, char* dst, c
 
 template <int vectors>
 void permute(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count, int64_t bytes,
-             const Merge* each) {
+             const Merge* merges) {
+  constexpr int64_t n = merges_per_vector(vectors);
   const auto at = [&](int v) { return v < vectors - 1 ? v * 64 : bytes - 64; };
   for (; count > 0; count--, src += next_in_src, dst += next_in_dst) {
     __m512i block[vectors];
@@ -95,8 +96,8 @@ void permute(const char* src, int64_t next_in_src, char* dst, int64_t next_in_ds
     for (int d = 0; d < vectors; d++) {
       __m512i row = block[0];
 #pragma GCC unroll 8
-      for (int m = 0; m < merges(vectors); m++) {
-        const __m512i places = _mm512_load_si512(each[d * merges(vectors) + m].places);
+      for (int m = 0; m < n; m++) {
+        const __m512i places = _mm512_load_si512(merges[d * n + m].places);
         row = _mm512_permutex2var_epi8(row, places, block[std::min(m + 1, vectors - 1)]);
       }
       _mm512_storeu_si512(dst + at(d), row);
@@ -105,9 +106,9 @@ void permute(const char* src, int64_t next_in_src, char* dst, int64_t next_in_ds
 }
 
 void permute_blocks(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count, int64_t bytes,
-                    const Merge* each) {
+                    const Merge* merges) {
   static constexpr ReorderKernels::Permute* by_vectors[] = {permute<1>, permute<2>, permute<3>, permute<4>, permute<5>};
-  by_vectors[(bytes + 63) / 64 - 1](src, next_in_src, dst, next_in_dst, count, bytes, each);
+  by_vectors[(bytes + 63) / 64 - 1](src, next_in_src, dst, next_in_dst, count, bytes, merges);
 }
 
 // Blocks of channels of one or two bytes, and rows of pixels: one permutation puts side by side what a vector of blocks

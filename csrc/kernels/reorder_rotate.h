@@ -26,7 +26,8 @@ struct RotatedRows {
 
   Row row[cols];
 
-  // Lane l comes from the vector `sign` * l before: what the bits of l from `bit` on add to that.
+  // Lane l comes from the vector `sign` * l before, counted around: what the bits of l % cols from `bit` on add to
+  // that.
   template <int sign, int bit = 1>
   [[gnu::always_inline]] void rotate() {
     if constexpr (bit < cols && bit < lanes) {
@@ -85,7 +86,7 @@ struct RotatedRows {
     for (int v = 0; v < cols; v++) store<false>(dst + v * vector_bytes, block.row[v * lanes % cols]);
   }
 
-  // The last ones of `n` dense rows may overlap those before them. By numbers, which stay in registers.
+  // The last ones of `n` dense rows may overlap those before them. No Matrix is handed over: numbers stay in registers.
   template <bool is_from_dense>
   static void move(const char* src, char* dst, int64_t stride, int64_t n, int64_t count, int64_t next_in_src,
                    int64_t next_in_dst) {
@@ -102,9 +103,9 @@ struct RotatedRows {
     const bool from = all_cols == cols && src_rows.stride == cols * size && rows >= lanes && dst_rows.stride != 0;
     const bool to = rows == cols && dst_rows.stride == cols * size && all_cols >= lanes && src_rows.stride != 0;
     if (rows != padded_rows || (!from && !to)) return false;
-    const auto run = from ? move<true> : move<false>;
-    run(src + src_rows.each[0], dst + dst_rows.each[0], from ? dst_rows.stride : src_rows.stride,
-        from ? rows : all_cols, count, next_in_src, next_in_dst);
+    const auto move_rows = from ? move<true> : move<false>;
+    move_rows(src + src_rows.each[0], dst + dst_rows.each[0], from ? dst_rows.stride : src_rows.stride,
+              from ? rows : all_cols, count, next_in_src, next_in_dst);
     return true;
   }
 };
