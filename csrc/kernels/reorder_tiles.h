@@ -252,8 +252,9 @@ template <class T, int part, int bytes, int piece, class Rows>
 
 // Writes whole vectors of dst: `cols` src columns of as many src rows as a vector has elements. So short pieces of src
 // are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles. Where it
-// `fetches`, it asks for dst ahead: not in an order of tiles that the CPU's own prefetch follows.
-template <class T, int bytes, int cols_, bool fetches = true>
+// `fetches`, it asks for dst ahead: of wide elements, whose shuffles leave the time, and not in an order of tiles that
+// the CPU's own prefetch follows.
+template <class T, int bytes, int cols_, bool fetches = (sizeof(T) > 4)>
 struct ToWideRows {
   using Element = T;
   using Registers = Tile<T, bytes, cols_>;
