@@ -54,7 +54,7 @@ void interleave_picked(const char* src, const int64_t* src_rows, int64_t rows, c
     const int64_t* const lines = dst_lines + vector.to / 4;
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i++)
-      stream ? store<true>(dst + lines[i], tile.row[i]) : store_and_fetch<false>(dst + lines[i], tile.row[i]);
+      stream ? store<true>(dst + lines[i], tile.row[i]) : store<false>(dst + lines[i], tile.row[i]);
   }
 }
 
@@ -72,7 +72,7 @@ void deinterleave_half(const char* src, const int64_t* src_lines, char* dst, con
     char* const to = dst + vector.to;
 #pragma GCC unroll 8
     for (int r = 0; r < 8; r++)
-      if (r < rows) store_and_fetch<false>(to + dst_rows[r], pick(first.row[r], places, second.row[r]));
+      if (r < rows) store<false>(to + dst_rows[r], pick(first.row[r], places, second.row[r]));
     first = second, at = vector.second;
   }
 }
