@@ -9,7 +9,9 @@
 //
 // Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
 #pragma once
+#include <algorithm>
 #include <array>
+#include <utility>
 
 #include "kernels/reorder.h"
 #include "reorder_tiles.h"
