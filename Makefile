@@ -53,7 +53,7 @@ $(VENV)/.built: $(VENV)/.dependencies $(SOURCES)
 # The kernels' tests under AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own: -P keeps python from
 # finding the one in this folder first.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined
-SANITIZED_TESTS := library amx library_pooling pool winograd grouped_winograd first first_winograd \
+SANITIZED_TESTS := library amx winograd_amx library_pooling pool winograd grouped_winograd first first_winograd \
 	winograd_weight_gradient packed_weights chain convolution_ranks random_convolutions gradients pooling pooling_backward \
 	reorder reorder_kernels reorder_tiles reorder_types reorder_gradients operators operator_errors half linear post_ops \
 	changes quick channels deferred deferred_writes deferred_bytes

@@ -27,7 +27,7 @@ pytest.register_assert_rewrite(
     "training_cases",
 )
 
-TIERS = ("default", "avx2", "avx512")  # of vectors; on tiles, amx, are other convolutions only: test_amx.py
+TIERS = ("default", "avx2", "avx512")  # of vectors; on tiles, amx, are other convolutions only
 VECTORS = tb.isa() if tb.isa() in TIERS else TIERS[-1]
 AVAILABLE = TIERS[: TIERS.index(VECTORS) + 1]
 
@@ -113,6 +113,14 @@ def vectors():
     library.set_isa(VECTORS)
     yield
     library.set_isa(best)
+
+
+@pytest.fixture
+def tiles():
+    """Tiles, where this CPU has them, take all that they can."""
+    library.set_amx_always(True)
+    yield
+    library.set_amx_always(False)
 
 
 @pytest.fixture(params=[(32 << 10, 1 << 20), (48 << 10, 2 << 20)], ids=["l1=32k-l2=1m", "l1=48k-l2=2m"])

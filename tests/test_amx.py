@@ -37,14 +37,6 @@ MORE_SHAPES = [
 DENSE = [shape for shape in SHAPES if shape[1] >= 16 and shape[-1] == 1] + MORE_SHAPES
 
 
-@pytest.fixture
-def tiles():
-    """They take all that they can."""
-    library.set_amx_always(True)
-    yield
-    library.set_amx_always(False)
-
-
 @functools.cache
 def solved(shape):
     n, ic, oc, ih, iw, kh, kw, stride, padding, dilation, groups = shape

@@ -16,7 +16,7 @@ from torch_blocked import library
 from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format, weight_format
 
-pytestmark = pytest.mark.usefixtures("vectors")  # which the choice is between here; of tiles: test_amx.py
+pytestmark = pytest.mark.usefixtures("vectors")  # which the choice is between here; of tiles: test_*amx.py
 
 # (n, ic, oc, ih, iw, padding): tiles whole and ragged, channels around the block, images smaller than a tile.
 SHAPES = [

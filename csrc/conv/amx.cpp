@@ -26,18 +26,6 @@ bool can(const Conv& c) {
          c.src_md.strides[3] == c.block && AmxWork(c).fits() && (always || amx_seconds(c) < direct_seconds(c));
 }
 
-// This thread's tiles, in their first state again afterwards: a thread that has none is switched to and from faster.
-class TileRegisters {
- public:
-  explicit TileRegisters(const AmxKernels& kernels) : kernels_(kernels) { kernels_.configure(); }
-  ~TileRegisters() { kernels_.release(); }
-  TileRegisters(const TileRegisters&) = delete;
-  TileRegisters& operator=(const TileRegisters&) = delete;
-
- private:
-  const AmxKernels& kernels_;
-};
-
 // One thread's way through ranges of pixels, each for output blocks [oc_begin, oc_end).
 class Worker {
  public:
@@ -48,11 +36,12 @@ class Worker {
         oc_end_(oc_end),
         src_(reinterpret_cast<Part*>(Scratch::get(plan.src_floats() + plan.wei_floats() + plan.sums_floats()))),
         wei_(src_ + plan.src_floats() * 2),
-        sums_(reinterpret_cast<float*>(wei_ + plan.wei_floats() * 2)) {}
+        sums_(reinterpret_cast<float*>(wei_ + plan.wei_floats() * 2)),
+        splits_(plan.kernels) {}
 
   template <class NextTile>
   void compute(const NextTile& next_tile);
-  bool is_in_bounds() const { return in_bounds_; }
+  bool is_in_bounds() const { return splits_.in_bounds(); }
 
  private:
   // Of a tile, as many as a call of a kernel takes.
@@ -101,7 +90,6 @@ class Worker {
 
   void list_src_row(const float* src, int64_t pair, int64_t first, int64_t cols, Part* dst);
   void list_windows(const PixelRange& tile);
-  void split_now();
   void list_src(const Call& at);
   void list_pieces(const PixelRange& tile);
   void list_weights(const Call& at, int64_t call);
@@ -117,12 +105,12 @@ class Worker {
   float* const sums_;
   PixelRange tiles_[2];  // that is computed, and the next one
   int64_t ntiles_ = 0;
-  std::vector<SplitRun> src_runs_, runs_;  // of the next chunk of src; and what is split during this call
-  size_t src_run_ = 0;                     // the first of src_runs_ that is left
-  int64_t src_left_ = 0;                   // vectors of those
-  std::vector<Piece> pieces_;              // of the tile
+  std::vector<SplitRun> src_runs_;  // of the next chunk of src
+  size_t src_run_ = 0;              // the first of these that is left
+  int64_t src_left_ = 0;            // vectors of those
+  Splits splits_;
+  std::vector<Piece> pieces_;  // of the tile
   Ready ready_;
-  bool in_bounds_ = true;
 };
 
 bool Worker::advance_chunk(Call& at) const {
@@ -136,9 +124,6 @@ bool Worker::advance(Call& at) const {
   at.oc_block += amx_most_blocks;
   return at.oc_block < oc_end_ || advance_chunk(at);
 }
-
-// Where the second block of a pair is missing.
-constexpr float no_channels[16] = {};
 
 // So many pixels of a row of src, a stride from each other, the first in column `first`; zeros in the padding.
 void Worker::list_src_row(const float* src, int64_t pair, int64_t first, int64_t cols, Part* dst) {
@@ -209,9 +194,9 @@ void Worker::list_weights(const Call& at, int64_t call) {
       const AmxPlan::Step& step = plan_.step_list[at.chunk + i];
       const float* const first = wei_block(at) + b * c.wei_md.strides[0] + step.wei;
       const int64_t ahead = more ? to_next + plan_.step_list[after.chunk + i].wei - step.wei : 0;
-      runs_.push_back({first, step.has_second ? first + c.kd * plan_.wei_ic_block() : no_channels, c.block,
-                       step.has_second ? c.block : 0, c.block, wei(at, call) + i * amx_wei_step + b * amx_wei_block,
-                       amx_rows * amx_row, ahead});
+      splits_.add({first, step.has_second ? first + c.kd * plan_.wei_ic_block() : no_channels, c.block,
+                   step.has_second ? c.block : 0, c.block, wei(at, call) + i * amx_wei_step + b * amx_wei_block,
+                   amx_rows * amx_row, ahead});
     }
 }
 
@@ -220,8 +205,7 @@ void Worker::take_src(int64_t calls) {
   for (int64_t wanted = (src_left_ + calls - 1) / calls, n; wanted > 0; wanted -= n) {
     SplitRun& run = src_runs_[src_run_];
     n = std::min(wanted, run.count);
-    runs_.push_back(run);
-    runs_.back().count = n;
+    splits_.add({run.first, run.second, run.first_stride, run.second_stride, n, run.dst, run.dst_part, run.ahead});
     run.first += n * run.first_stride, run.second += n * run.second_stride;
     run.dst += n * amx_row;
     run.count -= n;
@@ -266,46 +250,30 @@ void Worker::finish() {
 // is added to them.
 void Worker::multiply(const Call& at, int64_t call) {
   const int64_t end = chunk_end(at), steps = end - at.chunk, calls = pieces_.size();
-  int64_t vectors = 0;
-  for (const SplitRun& run : runs_) vectors += run.count;
-  SplitQueue queue;
-  queue.run = runs_.data(), queue.end = queue.run + runs_.size();
-  queue.pace = (vectors + calls * steps * amx_products - 1) / (calls * steps * amx_products);
-
   AmxProducts a;
   a.src = src(at), a.src_part = plan_.src_part;
   a.src_steps = plan_.src_steps.data() + at.chunk;
   a.wei = wei(at, call);
   a.steps = steps;
-  a.queue = &queue;
   const Conv& c = conv_;
   const int64_t sums_block = plan_.sums_block(), oc_block = plan_.is_one_chunk() ? 0 : at.oc_block - oc_begin_;
   const bool in_part = at.chunk > 0, last = end == plan_.steps();
   float *whole = sums_ + oc_block * sums_block, *part = sums_ + plan_.whole_sums_floats();
-  for (const auto& [pixels, dst] : pieces_) {
-    if (calls == 1) finish();
-    const Sums sums =
-        dst < 0 ? Sums{whole, sums_block} : Sums{c.dst + dst + at.oc_block * c.dst_block(), c.dst_block()};
-    a.sums = in_part ? part : sums.at;
-    a.sums_block = in_part ? sums_block : sums.block;
-    plan_.kernels.multiply[pixels.end - pixels.begin > amx_rows][blocks(at) - 1](a);
-    finish();
-    ready_ = {pixels, at.oc_block, sums, in_part ? part : nullptr, last && (dst < 0 || has_epilogue_)};
-    a.src += plan_.src_piece;
-    whole += amx_pixels * c.block, part += amx_pixels * c.block;
-  }
-  plan_.kernels.split(queue);
-  in_bounds_ &= queue.in_bounds;
-  runs_.clear();
-}
-
-// All that is listed.
-void Worker::split_now() {
-  take_src(1);
-  SplitQueue queue{runs_.data(), runs_.data() + runs_.size(), 0};
-  plan_.kernels.split(queue);
-  in_bounds_ &= queue.in_bounds;
-  runs_.clear();
+  splits_.beside(calls * steps * amx_products, [&](SplitQueue& queue) {
+    a.queue = &queue;
+    for (const auto& [pixels, dst] : pieces_) {
+      if (calls == 1) finish();
+      const Sums sums =
+          dst < 0 ? Sums{whole, sums_block} : Sums{c.dst + dst + at.oc_block * c.dst_block(), c.dst_block()};
+      a.sums = in_part ? part : sums.at;
+      a.sums_block = in_part ? sums_block : sums.block;
+      plan_.kernels.multiply[pixels.end - pixels.begin > amx_rows][blocks(at) - 1](a);
+      finish();
+      ready_ = {pixels, at.oc_block, sums, in_part ? part : nullptr, last && (dst < 0 || has_epilogue_)};
+      a.src += plan_.src_piece;
+      whole += amx_pixels * c.block, part += amx_pixels * c.block;
+    }
+  });
 }
 
 // All tiles that next_tile(pixels) gives, until it returns false.
@@ -317,7 +285,8 @@ void Worker::compute(const NextTile& next_tile) {
   int64_t call = 0, calls_left = 1;
   if (!plan_.windows) list_src(at);
   list_weights(at, call);
-  split_now();
+  take_src(1);
+  splits_.now();
   for (bool more = true; more; call++) {
     if (begins_chunk(at)) {
       if (at.chunk == 0) {
@@ -326,7 +295,8 @@ void Worker::compute(const NextTile& next_tile) {
         ntiles_ += next_tile(tiles_[(at.tile + 1) % 2]);
         if (plan_.windows) {
           list_windows(pixels(at));
-          split_now();
+          take_src(1);
+          splits_.now();
         }
       }
       Call chunk = at;
@@ -425,6 +395,7 @@ void run(const Conv& c) {
 }  // namespace
 
 void set_amx_always(bool on) { always = on; }
+bool amx_always() { return always; }
 
 const Algorithm conv_amx = {"direct_amx", can, by_blocks, run, nullptr, amx_seconds};
 

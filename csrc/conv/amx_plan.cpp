@@ -10,10 +10,6 @@ constexpr int64_t most_steps = 8;
 
 }  // namespace
 
-const AmxKernels* amx_kernels_of(const Conv& c) {
-  return isa() == Isa::AMX && c.block == isa_block(Isa::AMX) ? &TORCH_BLOCKED_KERNELS(amx_kernels, Isa::AMX) : nullptr;
-}
-
 AmxPlan::AmxPlan(const Conv& c)
     : AmxWork(c),
       conv(c),

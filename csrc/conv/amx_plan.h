@@ -4,11 +4,9 @@
 #include <vector>
 
 #include "amx.h"
+#include "amx_tiles.h"
 
 namespace torch_blocked {
-
-// This CPU's kernels on tiles for blocks of conv.block channels; null where it has none.
-const AmxKernels* amx_kernels_of(const Conv& conv);
 
 struct PixelRange {
   int64_t begin, end;

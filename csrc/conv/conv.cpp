@@ -15,9 +15,10 @@ static const Algorithm* const algorithms[] = {&conv_first, &conv_depthwise, &con
 static const struct {
   const Algorithm* algorithm;
   Winograd mode;
-} winograd_algorithms[] = {{&conv_winograd_f4, Winograd::F4},         {&conv_winograd_f4_unpacked, Winograd::F4},
-                           {&conv_winograd_f2, Winograd::F2},         {&conv_grouped_winograd_f4, Winograd::F4},
-                           {&conv_grouped_winograd_f2, Winograd::F2}, {&conv_first_winograd, Winograd::F4}};
+} winograd_algorithms[] = {{&conv_winograd_f4, Winograd::F4},          {&conv_winograd_f4_amx, Winograd::F4},
+                           {&conv_winograd_f4_unpacked, Winograd::F4}, {&conv_winograd_f2, Winograd::F2},
+                           {&conv_grouped_winograd_f4, Winograd::F4},  {&conv_grouped_winograd_f2, Winograd::F2},
+                           {&conv_first_winograd, Winograd::F4}};
 
 static std::atomic<Winograd> winograd_mode{Winograd::Auto};
 
@@ -95,7 +96,12 @@ int64_t elements(const MemoryDesc& md) {
 }
 
 static Packing packing(const Algorithm& algorithm, const Conv& conv, const WeightKey& key, const Taps& taps = {}) {
-  return {&algorithm, conv.block, conv.groups, conv.stride_w, key.transposed, taps};
+  return {algorithm.packs_as ? algorithm.packs_as : &algorithm,
+          conv.block,
+          conv.groups,
+          conv.stride_w,
+          key.transposed,
+          taps};
 }
 
 static void reorder_weights(const Conv& conv, const MemoryDesc& wanted, float* to) {

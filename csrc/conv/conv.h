@@ -92,6 +92,7 @@ struct Algorithm {
   // Estimates, for algorithms between which there is a choice.
   double (*seconds)(const Conv&) = nullptr;
   double (*pack_seconds)(const Conv&) = nullptr;
+  const Algorithm* packs_as = nullptr;  // another one, whose packed weights are these, too
 };
 
 // How Winograd's algorithms are chosen: by the estimates, never, or wherever they can (f2, f4: one of the two).
@@ -105,6 +106,7 @@ inline bool allows(Winograd mode, Winograd its_mode) {
 
 // For tests: whether tiles (amx.cpp) take all that they can, not only what they are estimated to be faster for.
 void set_amx_always(bool always);
+bool amx_always();
 
 // The algorithm for a problem; deterministic in its arguments, the ISA tier and set_winograd. `uses` is how many calls
 // share one packing of the weights; without `packing` it is one that keeps none.
@@ -232,7 +234,7 @@ class PaddedPostOps {
 };
 
 extern const Algorithm conv_first, conv_amx, conv_direct, conv_depthwise, conv_reference;
-extern const Algorithm conv_winograd_f4, conv_winograd_f4_unpacked, conv_winograd_f2, conv_grouped_winograd_f4,
-    conv_grouped_winograd_f2, conv_first_winograd;
+extern const Algorithm conv_winograd_f4, conv_winograd_f4_amx, conv_winograd_f4_unpacked, conv_winograd_f2,
+    conv_grouped_winograd_f4, conv_grouped_winograd_f2, conv_first_winograd;
 
 }  // namespace torch_blocked

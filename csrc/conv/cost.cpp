@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "amx.h"
-#include "winograd.h"
+#include "winograd_amx.h"
 
 namespace torch_blocked {
 namespace {
@@ -144,6 +144,23 @@ double winograd_seconds(const Conv& c) {
   const double call_tiles = w.tiles / std::ceil(w.tiles / double(c.kernels()->cols));
   const double products = (1 + 1 / call_tiles) * with_moves(c) * multiply_seconds(c, w.tiles, w.planes * double(c.kd));
   return std::max(products, wei_seconds(c, w.matrices)) + transform_seconds(c, w.vectors);
+}
+
+// Fitted, as a ratio to winograd_seconds, to 35 layers on one and two threads (an Intel CPU of 2 MB L2): what two tile
+// registers take of a pair of blocks of each side, with the splitting beside them; a pair of vectors of weights; and a
+// transformed vector, whose parts are made, too.
+double winograd_amx_seconds(const Conv& c) {
+  constexpr double product = 200e-9, odd_unit = 0.6, wei_pair = 7.2e-9, vector = 4.8e-9;
+  if (amx_always()) return 0;
+  const WinogradAmxWork w(c);
+  const double threads = double(std::min(c.nthreads, w.split_oc ? w.oc_pairs : w.units));
+  const double matrices = double(w.planes * w.ic_pairs * w.oc_pairs) / (w.split_oc ? threads : 1);
+  const double registers = double(w.run_units / amx_most_tiles) + odd_unit * double(w.run_units % amx_most_tiles);
+  const double products = matrices * double(w.nruns) * registers * product;
+  const double wei = matrices * double(amx_row * (w.keeps_weights ? 1 : w.nruns)) * wei_pair;
+  const double vectors =
+      double(w.tiles * w.planes) * (double(w.ic_blocks) * (w.split_oc ? threads : 1) + double(w.oc_blocks));
+  return std::max(products + wei, wei_seconds(c, double(w.planes * c.kd))) + vectors / threads * vector;
 }
 
 // The few weights of groups that share blocks stay in the caches.

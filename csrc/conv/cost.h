@@ -12,6 +12,8 @@ double depthwise_seconds(const Conv& conv);
 // Of F(m x m, 3 x 3), m 2 or 4.
 template <int m>
 double winograd_seconds(const Conv& conv);
+// Of F(4x4, 3x3) on tiles of bfloat16.
+double winograd_amx_seconds(const Conv& conv);
 // Of transforming the weights.
 template <int m>
 double winograd_pack_seconds(const Conv& conv);

@@ -302,9 +302,14 @@ void run(const Conv& c) {
 
 }  // namespace
 
+MemoryDesc winograd_f4_weights(const Conv& c) { return weights<4>(c); }
+void pack_winograd_f4(const Conv& c, const MemoryDesc& wanted, float* packed) {
+  pack<&WinogradKernels::f4>(c, wanted, packed);
+}
+
 const Algorithm conv_winograd_f2 = winograd_algorithm<2>("winograd_f2", can_winograd, weights<2>,
                                                          run<&WinogradKernels::f2>, pack<&WinogradKernels::f2>);
-const Algorithm conv_winograd_f4 = winograd_algorithm<4>("winograd_f4", can_winograd, weights<4>,
-                                                         run<&WinogradKernels::f4>, pack<&WinogradKernels::f4>);
+const Algorithm conv_winograd_f4 = winograd_algorithm<4>("winograd_f4", can_winograd, winograd_f4_weights,
+                                                         run<&WinogradKernels::f4>, pack_winograd_f4);
 
 }  // namespace torch_blocked

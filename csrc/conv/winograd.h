@@ -108,6 +108,10 @@ constexpr Algorithm winograd_algorithm(const char* name, decltype(Algorithm::can
   return {name, can, weights, run, pack, winograd_seconds<m>, winograd_pack_seconds<m>};
 }
 
+// F(4x4, 3x3)'s, of stride 1 and 2.
+MemoryDesc winograd_f4_weights(const Conv& conv);
+void pack_winograd_f4(const Conv& conv, const MemoryDesc& wanted, float* packed);
+
 // Adds to diff_wei, which lies as conv.wei_md says, the gradient with respect to the weights.
 void add_winograd_weight_gradient(const Conv& conv, const WinogradTransforms& transforms, const float* diff_dst,
                                   float* diff_wei);

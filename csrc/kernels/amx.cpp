@@ -1,5 +1,6 @@
 #include "amx.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "tier.h"
@@ -50,31 +51,37 @@ class Splitting {
 
   // So many vectors.
   void split(int64_t count) {
-    for (; count > 0 && queue_.run != queue_.end; count--) {
-      split_vector(*queue_.run);
-      if (--queue_.run->count == 0) queue_.run++;
+    for (int64_t n; count > 0 && queue_.run != queue_.end; count -= n) {
+      SplitRun& run = *queue_.run;
+      n = std::min(count, run.count);
+      split_vectors(run, n);
+      if ((run.count -= n) == 0) queue_.run++;
     }
   }
 
  private:
-  void split_vector(SplitRun& run) {
-    __m512 x = _mm512_loadu_ps(run.first), y = _mm512_loadu_ps(run.second);
-    __builtin_prefetch(run.first + run.ahead, 0, 2);
-    __builtin_prefetch(run.second + run.ahead, 0, 2);
-    const __m512i without_sign = _mm512_slli_epi32(_mm512_castps_si512(x), 1);
-    const __m512i larger = _mm512_max_epu32(without_sign, _mm512_slli_epi32(_mm512_castps_si512(y), 1));
-    largest_ = _mm512_max_epu32(largest_, larger);
-    UNROLL for (int part = 0; part < amx_parts - 1; part++) {
-      const __m512i even = upper(x), odd = upper(y);
-      _mm512_storeu_si512(run.dst + part * run.dst_part, in_turn(even, odd));
-      x = _mm512_sub_ps(x, _mm512_castsi512_ps(even));
-      y = _mm512_sub_ps(y, _mm512_castsi512_ps(odd));
+  [[gnu::always_inline]] void split_vectors(SplitRun& run, int64_t count) {
+    const float *first = run.first, *second = run.second;
+    const int64_t first_stride = run.first_stride, second_stride = run.second_stride;
+    const int64_t dst_part = run.dst_part, ahead = run.ahead;
+    Part* dst = run.dst;
+    for (int64_t i = 0; i < count; i++, first += first_stride, second += second_stride, dst += amx_row) {
+      __m512 x = _mm512_loadu_ps(first), y = _mm512_loadu_ps(second);
+      __builtin_prefetch(first + ahead, 0, 2);
+      __builtin_prefetch(second + ahead, 0, 2);
+      const __m512i without_sign = _mm512_slli_epi32(_mm512_castps_si512(x), 1);
+      const __m512i larger = _mm512_max_epu32(without_sign, _mm512_slli_epi32(_mm512_castps_si512(y), 1));
+      largest_ = _mm512_max_epu32(largest_, larger);
+      UNROLL for (int part = 0; part < amx_parts - 1; part++) {
+        const __m512i even = upper(x), odd = upper(y);
+        _mm512_storeu_si512(dst + part * dst_part, in_turn(even, odd));
+        x = _mm512_sub_ps(x, _mm512_castsi512_ps(even));
+        y = _mm512_sub_ps(y, _mm512_castsi512_ps(odd));
+      }
+      const __m512i last = in_turn(_mm512_castps_si512(x), _mm512_castps_si512(y));
+      _mm512_storeu_si512(dst + (amx_parts - 1) * dst_part, last);
     }
-    const __m512i last = in_turn(_mm512_castps_si512(x), _mm512_castps_si512(y));
-    _mm512_storeu_si512(run.dst + (amx_parts - 1) * run.dst_part, last);
-    run.first += run.first_stride;
-    run.second += run.second_stride;
-    run.dst += amx_row;
+    run.first = first, run.second = second, run.dst = dst;
   }
 
   SplitQueue& queue_;

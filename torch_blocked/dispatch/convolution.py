@@ -211,10 +211,11 @@ def algorithm(
     """The algorithm that ``F.conv2d(x, weight, None, stride, padding, dilation, groups)`` would run, not run.
 
     ``name`` is "first" or "first_winograd" (src plain), "direct", "direct_amx" (float32 as three bfloat16 on an Intel
-    CPU's tiles), "winograd_f2", "winograd_f4", "winograd_f4_unpacked" (a small image: transforms the weights at every
-    call and keeps none), "depthwise" (groups too), "reference", or "fallback" where PyTorch computes it on plain
-    tensors or refuses it; ``reason`` says what decided, with the estimated times where there was a choice. x is
-    (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32, bfloat16 or float16; one or three spatial dims too.
+    CPU's tiles), "winograd_f2", "winograd_f4", "winograd_f4_amx" (of many tiles, on those), "winograd_f4_unpacked" (a
+    small image: transforms the weights at every call and keeps none), "depthwise" (groups too), "reference", or
+    "fallback" where PyTorch computes it on plain tensors or refuses it; ``reason`` says what decided, with the
+    estimated times where there was a choice. x is (n, ic, ih, iw), weight (oc, ic / groups, kh, kw), float32, bfloat16
+    or float16; one or three spatial dims too.
 
     Raises: TypeError for what is no tensor, RuntimeError where the kernel is greater than the padded src.
     """
