@@ -1,6 +1,7 @@
 // Winograd convolution of groups, 3x3 of stride 1, dilated or not, or 2: the steps of winograd.cpp, for the channels of
 // one group at a time, or of a block of whole groups, which is called a group here, too: its lanes are multiplied as in
 // depthwise.cpp.
+#include "../caches.h"
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -67,6 +68,7 @@ struct Plan : Tiles {
   std::vector<LaneMap> maps;  // of groups that share a block
 
   Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransforms& t);
+  int64_t calls_of_run(const Conv& c) const;
   int64_t src_plane() const { return plane_of(group_ic * run_rows * cols); }
   int64_t dst_plane() const { return in_place ? src_plane() : plane_of(group_oc * run_rows * cols); }
   int64_t products_size() const { return in_place ? 0 : planes * dst_plane(); }
@@ -74,10 +76,10 @@ struct Plan : Tiles {
 
 Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransforms& t)
     : Tiles(c, t), kernels(kernels), post_ops(c), stream(streams_dst(c)) {
-  const int64_t most_tiles = 2 * kernels.most_tiles[0];  // two calls of the widest kernel; transforms stay in L2
   groups = c.shares_blocks() ? c.oc_blocks() : c.groups;
   group_ic = ic_blocks / groups;
   group_oc = c.oc_blocks() / groups;
+  const int64_t most_tiles = kernels.most_tiles[0] * calls_of_run(c);
   const int64_t all_rows = c.n * c.od * rows, most_rows = std::max<int64_t>(1, most_tiles / cols);
   nruns = (all_rows + most_rows - 1) / most_rows;
   run_rows = (all_rows + nruns - 1) / nruns;
@@ -88,6 +90,12 @@ Plan::Plan(const Conv& c, const WinogradKernels& kernels, const WinogradTransfor
   wei_size = matrices * matrix_size;
   in_place = group_ic == group_oc && group_oc <= 2;
   if (c.shares_blocks()) lane_maps(c, 0, channel_weights(c), maps);
+}
+
+// Of the widest kernel: two, whose transforms stay in L2, but one where only those of one stay in L1.
+int64_t Plan::calls_of_run(const Conv& c) const {
+  const int64_t call_bytes = planes * group_ic * kernels.most_tiles[0] * c.block * int64_t(sizeof(float));
+  return call_bytes <= caches().l1 && 2 * call_bytes > caches().l1 ? 1 : 2;
 }
 
 // The kernels for `blocks` blocks of output channels.
