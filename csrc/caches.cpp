@@ -27,6 +27,8 @@ Caches caches() {
   return {l1 > 0 ? l1 : detected.l1, l2 > 0 ? l2 : detected.l2};
 }
 
+bool is_behind_mesh() { return caches().l2 >= 2 << 20; }
+
 bool fetches_into_l1() {
 #if TORCH_BLOCKED_X86
   return __builtin_cpu_is("amd") && caches().l1 >= 48 << 10;

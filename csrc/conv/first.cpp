@@ -5,6 +5,7 @@
 // first alone are left; others read a window of it, one plane a channel (and filter plane).
 #include <list>
 
+#include "../caches.h"
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -54,7 +55,7 @@ struct Columns {
             taps.push_back({(in_place ? kh * c.dilation_h * row + kw * c.dilation_w : window.tap(kh, kw)) +
                                 (kd * c.ic + channel) * plane,
                             int64_t(taps.size()) * c.block});
-    if (in_place) set_ahead(cols);
+    if (in_place && !is_behind_mesh()) set_ahead(cols);
   }
   int64_t copied() const { return in_place ? 0 : conv.ic * conv.kd * plane; }
 
@@ -64,6 +65,8 @@ struct Columns {
     conv.pad_w -= begin * conv.stride_w;
     return conv;
   }
+  // Behind a mesh a line that is asked for holds one of L1's few fill buffers long; the CPU's own prefetch, into L2,
+  // does not, and follows as few rows by itself.
   void set_ahead(int64_t cols) {
     const int64_t rows = (conv.kh - 1) * conv.dilation_h + 1, read_anew = std::min(rows, conv.stride_h);
     const int64_t first = fetched_ahead * conv.stride_h + rows - read_anew;
@@ -158,7 +161,9 @@ void compute_rows(const Plan& plan, const Rows& rows, int64_t oc_block) {
   a.dst_block = c.dst_block();
   a.tap_cols = c.kw * c.ic;
   a.stream = plan.stream;
-  a.fetch_dst = !plan.stream && !c.dst_cached;
+  // Behind a mesh cores have room for all stores of a run, and take lines of dst by themselves.
+  a.in_turn = !is_behind_mesh();
+  a.fetch_dst = !plan.stream && !c.dst_cached && !is_behind_mesh();
   const int64_t dst = rows.dst + oc_block * c.dst_block();
   a.epilogue = plan.post_ops.at(oc_block, blocks, dst);
   const ConvKernel* const kernels = plan.kernels.plain_row[plan.pixel - 1][blocks - 1];

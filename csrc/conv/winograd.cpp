@@ -124,8 +124,6 @@ struct Plan : Tiles {
   int64_t call_tiles() const { return call_blocks == 3 ? gemm.cols_three : gemm.cols; }
 };
 
-// Cores with 2 MB of L2 have a slow last level cache behind it, as a mesh is; with less they share a fast one.
-bool is_behind_mesh() { return caches().l2 >= 2 << 20; }
 int64_t most_reread_weights() { return (is_behind_mesh() ? 4 : 16) << 20; }
 
 // Planes of products of a short run between two transforms back, of an even number of output blocks: few stay in L2

@@ -74,8 +74,8 @@ __attribute__((noinline)) void convolve_plain(const ConvArgs& a) {
         acc[b][c] = start;
       }
     }
-    const bool in_turn =
-        !epilogue.activate && ntaps >= taps_in_turn && (left_taps == 0 || a.tap_cols - left_taps >= taps_in_turn);
+    const bool in_turn = a.in_turn && !epilogue.activate && ntaps >= taps_in_turn &&
+                         (left_taps == 0 || a.tap_cols - left_taps >= taps_in_turn);
     const int64_t whole = in_turn ? ntaps - taps_in_turn : ntaps;
     for (int64_t t = 0, col = 0; t < whole; t++) {
       multiply_plain_tap<Pixel, 0, Cols>(src + a.taps[t].src, a.wei + a.taps[t].wei, wei_block, col < left_taps, acc);
