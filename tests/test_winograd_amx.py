@@ -138,6 +138,13 @@ def test_is_the_same_in_any_batch_and_threads(shape):
         assert all(torch.equal(convolve(x, w, b, args).physical, y) for _ in range(3))
 
 
+def test_more_threads_than_have_a_share():
+    """A range of output channels may be longer than a thread's even share."""
+    x, w, b, args, expected = solved((1, 32, 2304, 6, 6, 1, 1))
+    with num_threads(72):
+        assert error(convolve(x, w, b, args), expected) < 3e-5
+
+
 def test_threads_of_python():
     x, w, b, args, _ = solved(SHAPES[5])
     y, answers = convolve(x, w, b, args).physical, {}
@@ -159,6 +166,15 @@ def test_dst_beyond_the_caches(guarded):
     y = convolve(x, w, b, args, activation="relu")
     assert 4 * (x.numel() + y.physical.numel()) > 12 << 20
     assert error(y, F.conv2d(x.double(), w.double(), b.double(), *args).relu()) < 3e-5
+
+
+def test_of_no_images():
+    x, w = torch.empty(0, 40, 8, 8), torch.randn(40, 40, 3, 3)
+    library.set_amx_always(False)
+    for threads in (1, 2):
+        with num_threads(threads), tb.winograd("auto"):
+            assert algorithm(x, w, ((1, 1), (1, 1), (1, 1))) != "reference"
+    assert F.conv2d(x.to(tb.blocked), w, padding=1).shape == (0, 40, 8, 8)
 
 
 def test_shares_the_weights_that_vectors_keep():

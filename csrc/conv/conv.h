@@ -104,7 +104,7 @@ inline bool allows(Winograd mode, Winograd its_mode) {
   return mode == Winograd::Auto || mode == Winograd::Always || mode == its_mode;
 }
 
-// For tests: whether tiles (amx.cpp) take all that they can, not only what they are estimated to be faster for.
+// For tests: whether tiles take all that they can, not only what they are estimated to be faster for.
 void set_amx_always(bool always);
 bool amx_always();
 

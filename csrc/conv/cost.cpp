@@ -153,7 +153,7 @@ double winograd_amx_seconds(const Conv& c) {
   constexpr double product = 200e-9, odd_unit = 0.6, wei_pair = 7.2e-9, vector = 4.8e-9;
   if (amx_always()) return 0;
   const WinogradAmxWork w(c);
-  const double threads = double(std::min(c.nthreads, w.split_oc ? w.oc_pairs : w.units));
+  const double threads = double(std::clamp<int64_t>(w.split_oc ? w.oc_pairs : w.units, 1, c.nthreads));
   const double matrices = double(w.planes * w.ic_pairs * w.oc_pairs) / (w.split_oc ? threads : 1);
   const double registers = double(w.run_units / amx_most_tiles) + odd_unit * double(w.run_units % amx_most_tiles);
   const double products = matrices * double(w.nruns) * registers * product;

@@ -88,9 +88,9 @@ class Worker {
   bool is_in_bounds() const { return splits_.in_bounds(); }
 
  private:
-  int64_t plane_of(int64_t call) const { return call / pairs_; }
-  int64_t pair_of(int64_t call) const { return call % pairs_; }
-  int64_t oc_block_of(int64_t call) const { return oc_begin_ + amx_most_blocks * pair_of(call); }
+  int64_t call_plane(int64_t call) const { return call / pairs_; }
+  int64_t call_pair(int64_t call) const { return call % pairs_; }
+  int64_t call_oc_block(int64_t call) const { return oc_begin_ + amx_most_blocks * call_pair(call); }
   Part* src_parts(int64_t plane) const { return src_parts_ + plane % 2 * plan_.src_parts(); }
   Part* wei_parts(int64_t call) const {
     return wei_parts_ + (plan_.keeps_weights ? call : call % 2) * plan_.wei_parts();
@@ -115,7 +115,7 @@ void Worker::compute_run() {
   if (!plan_.keeps_weights) add_weights(0);
   splits_.now();
   for (int64_t call = 0; call < calls_; call++) {
-    if (plane_of(call) + 1 < plan_.planes) add_src(plane_of(call) + 1, pair_of(call), pairs_);
+    if (call_plane(call) + 1 < plan_.planes) add_src(call_plane(call) + 1, call_pair(call), pairs_);
     if (!plan_.keeps_weights && call + 1 < calls_) add_weights(call + 1);
     multiply(call);
   }
@@ -141,10 +141,10 @@ void Worker::add_src(int64_t plane, int64_t share, int64_t shares) {
 
 // Those of a call; the next one's are fetched.
 void Worker::add_weights(int64_t call) {
-  const int64_t plane = plane_of(call), oc_block = oc_block_of(call), row = plan_.conv.block;
+  const int64_t plane = call_plane(call), oc_block = call_oc_block(call), row = plan_.conv.block;
   const int64_t next = std::min(call + 1, calls_ - 1);
   const int64_t ahead =
-      plan_.weights(plane_of(next), oc_block_of(next), 0) - plan_.weights(plane_of(call), oc_block, 0);
+      plan_.weights(call_plane(next), call_oc_block(next), 0) - plan_.weights(call_plane(call), oc_block, 0);
   for (int64_t pair = 0; pair < plan_.ic_pairs; pair++)
     for (int64_t b = 0; b < std::min<int64_t>(amx_most_blocks, oc_end_ - oc_block); b++) {
       const float* const first = plan_.weights(plane, oc_block + b, 2 * pair);
@@ -155,7 +155,7 @@ void Worker::add_weights(int64_t call) {
 }
 
 void Worker::multiply(int64_t call) {
-  const int64_t plane = plane_of(call), oc_block = oc_block_of(call), steps = plan_.ic_pairs;
+  const int64_t plane = call_plane(call), oc_block = call_oc_block(call), steps = plan_.ic_pairs;
   const int64_t blocks = std::min<int64_t>(amx_most_blocks, oc_end_ - oc_block), pixel = plan_.conv.block;
   AmxProducts a;
   a.src = src_parts(plane), a.src_part = plan_.src_part();
@@ -174,7 +174,15 @@ void Worker::multiply(int64_t call) {
   });
 }
 
-// False where the sums by parts may not be float32's.
+// Calls body(worker) for output blocks [oc_begin, oc_end); false where the sums by parts may not be float32's.
+template <class Body>
+bool compute_by(const Plan& plan, int64_t oc_begin, int64_t oc_end, const Body& body) {
+  Worker worker(plan, oc_begin, std::min(oc_end, plan.oc_blocks));
+  body(worker);
+  return worker.is_in_bounds();
+}
+
+// All of it; false as compute_by.
 bool compute(const Plan& plan) {
   const int64_t nthreads = plan.conv.nthreads, shared = plan.split_oc ? plan.oc_pairs : plan.units;
   std::atomic<bool> in_bounds = true;
@@ -183,20 +191,21 @@ bool compute(const Plan& plan) {
     int64_t begin, end;
     if (!ranges.take(thread, begin, end)) return;
     const TileRegisters registers(plan.kernels);
-    const auto compute = [&](int64_t oc_begin, int64_t oc_end, const auto& compute_units) {
-      Worker worker(plan, oc_begin, std::min(oc_end, plan.oc_blocks));
-      compute_units(worker);
-      if (!worker.is_in_bounds()) in_bounds = false;
-    };
+    bool its = true;
     if (plan.split_oc) {
-      do compute(2 * begin, 2 * end, [&](Worker& worker) { worker.compute(0, plan.units); });
-      while (ranges.take(thread, begin, end));
+      do {
+        for (int64_t size; begin < end; begin += size) {
+          size = std::min(plan.thread_pairs, end - begin);
+          its &= compute_by(plan, 2 * begin, 2 * (begin + size), [&](Worker& all) { all.compute(0, plan.units); });
+        }
+      } while (ranges.take(thread, begin, end));
     } else {
-      compute(0, plan.oc_blocks, [&](Worker& worker) {
+      its = compute_by(plan, 0, plan.oc_blocks, [&](Worker& worker) {
         do worker.compute(begin, end);
         while (ranges.take(thread, begin, end));
       });
     }
+    if (!its) in_bounds = false;
   });
   return in_bounds;
 }

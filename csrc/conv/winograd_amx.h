@@ -12,7 +12,7 @@ namespace torch_blocked {
 struct WinogradAmxWork {
   static constexpr int64_t m = 4, planes = (m + 2) * (m + 2);
   static constexpr int64_t most_units = 24;            // of a long run
-  static constexpr int64_t long_run_bytes = 24 << 20;  // of transformed src and products, in the last level cache
+  static constexpr int64_t long_run_bytes = 24 << 20;  // of transformed src and products, of a thread
 
   int64_t ic_blocks, oc_blocks, ic_pairs, oc_pairs;  // those of ic times the filter's depth
   int64_t tiles, units;
@@ -33,9 +33,10 @@ struct WinogradAmxWork {
     keeps_weights = kept_bytes <= caches().l2 / 2;
     split_oc = !keeps_weights && units < few_units * c.nthreads && oc_pairs >= c.nthreads;
     const int64_t fitting = (keeps_weights ? caches().l2 / 10 * 9 - kept_bytes : long_run_bytes) / unit_bytes;
-    const int64_t most = std::clamp<int64_t>(fitting / amx_most_tiles * amx_most_tiles, amx_most_tiles, most_units);
+    constexpr int64_t at_once = amx_most_tiles;  // units in one call of a kernel
+    const int64_t most = std::clamp<int64_t>(fitting / at_once * at_once, at_once, most_units);
     const int64_t of_thread = split_oc ? units : (units + c.nthreads - 1) / c.nthreads;
-    nruns = (of_thread + most - 1) / most;
+    nruns = std::max<int64_t>(1, (of_thread + most - 1) / most);
     run_units = (of_thread + nruns - 1) / nruns;
   }
 };

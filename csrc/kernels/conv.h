@@ -64,7 +64,7 @@ struct ConvArgs {
   bool first, last;        // the sum starts here (else it adds to dst), ends here (the epilogue applies)
   bool stream = false;     // dst, aligned to a vector, is written past the caches: it is larger than they are
   bool fetch_dst = false;  // into L1 while the sums are made: it may lie in memory
-  bool in_turn = false;    // of a plain src: some columns of a run are stored while others are multiplied
+  bool in_turn = false;    // of a plain src: some columns are stored while others are multiplied, not all at the end
   Epilogue epilogue;
 };
 using ConvKernel = void (*)(const ConvArgs&);
