@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -192,6 +193,21 @@ def run(x, w, b, args, src_format, wei_format, block, dense=False, **post_ops):
     )  # fmt: skip
     n, _, oh, ow, _ = physical.shape
     return tb.BlockedTensor(physical, activation_format(4, block).blocking, torch.Size((n, w.size(0), oh, ow)))
+
+
+def assert_same_in_python_threads(call):
+    """Four threads that call at the same time get the tensor that one alone gets."""
+    expected, answers = call(), {}
+
+    def repeat(i):
+        answers[i] = [torch.equal(call(), expected) for _ in range(5)]
+
+    threads = [threading.Thread(target=repeat, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [all(answers[i]) for i in range(4)] == [True] * 4
 
 
 def plain_weight_gradient(x, diff_dst, size, stride, padding, dilation, groups):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VECTORS, padding_is_zero
-from kernel_cases import CONVOLUTIONS, SHAPES, pair, run
+from kernel_cases import CONVOLUTIONS, SHAPES, assert_same_in_python_threads, pair, run
 from test_post_ops import ACTIVATIONS, check_convolution, solved_once
 
 import torch_blocked as tb
@@ -162,17 +161,7 @@ def test_is_the_same_in_any_batch_and_threads(tiles, shape):
 
 def test_threads_of_python(tiles):
     x, w, b, args, _ = solved(MORE_SHAPES[0])
-    y, answers = convolve(x, w, b, args).physical, {}
-
-    def call(i):
-        answers[i] = [torch.equal(convolve(x, w, b, args).physical, y) for _ in range(5)]
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [all(answers[i]) for i in range(4)] == [True] * 4
+    assert_same_in_python_threads(lambda: convolve(x, w, b, args).physical)
 
 
 def test_dst_beyond_the_caches(tiles, guarded):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import VECTORS, padding_is_zero
-from kernel_cases import pair, run
+from kernel_cases import assert_same_in_python_threads, pair, run
 from test_post_ops import ACTIVATIONS, check_convolution, solved_once
 
 import torch_blocked as tb
@@ -147,17 +146,7 @@ def test_more_threads_than_have_a_share():
 
 def test_threads_of_python():
     x, w, b, args, _ = solved(SHAPES[5])
-    y, answers = convolve(x, w, b, args).physical, {}
-
-    def call(i):
-        answers[i] = [torch.equal(convolve(x, w, b, args).physical, y) for _ in range(5)]
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [all(answers[i]) for i in range(4)] == [True] * 4
+    assert_same_in_python_threads(lambda: convolve(x, w, b, args).physical)
 
 
 def test_dst_beyond_the_caches(guarded):

@@ -183,7 +183,7 @@ double unpacked_winograd_seconds(const Conv& c) {
   return std::max(products, wei_seconds(c, taps(c))) + transform_seconds(c, w.vectors);
 }
 
-// Its short sums take more than the products alone: of sixteen first layers direct ones took 0.74 to 0.97 of what these
+// Its short sums take more than the products alone: of twelve first layers direct ones took 0.74 to 0.97 of what these
 // two estimates' ratio said.
 double row_winograd_seconds(const Conv& c) {
   constexpr double slower = 1.25;

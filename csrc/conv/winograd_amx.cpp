@@ -143,8 +143,7 @@ void Worker::add_src(int64_t plane, int64_t share, int64_t shares) {
 void Worker::add_weights(int64_t call) {
   const int64_t plane = call_plane(call), oc_block = call_oc_block(call), row = plan_.conv.block;
   const int64_t next = std::min(call + 1, calls_ - 1);
-  const int64_t ahead =
-      plan_.weights(call_plane(next), call_oc_block(next), 0) - plan_.weights(call_plane(call), oc_block, 0);
+  const int64_t ahead = plan_.weights(call_plane(next), call_oc_block(next), 0) - plan_.weights(plane, oc_block, 0);
   for (int64_t pair = 0; pair < plan_.ic_pairs; pair++)
     for (int64_t b = 0; b < std::min<int64_t>(amx_most_blocks, oc_end_ - oc_block); b++) {
       const float* const first = plan_.weights(plane, oc_block + b, 2 * pair);
