@@ -381,6 +381,12 @@ bool writes_lines(const Matrix& matrix) {
 // of it holds some tiles' columns, where a tile has all rows, or where each line of dst is written once in any order.
 template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
 void transpose_tiles(const Matrix& matrix, Traffic traffic) {
+  if constexpr (vector_bytes < 64 && Tile::rows * Tile::element_size < 64 && NarrowTile::rows == Tile::rows) {
+    using Lines = WholeLines<Tile>;
+    if (traffic.stream && matrix.padded_rows >= Lines::rows)
+      return transpose_tiles<Lines, WholeLines<NarrowTile>, PartOfLines<Tile>, true, false>(matrix, traffic.next_src,
+                                                                                            false);
+  }
   const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true, false>
                    : are_found_by_distance(matrix, Tile::rows)
                        ? transpose_tiles<Tile, NarrowTile, ShortTile, false, true>

@@ -418,6 +418,48 @@ struct FromDenseRows {
   }
 };
 
+// Tiles of vectors narrower than a cache line, one below the other, that together write a whole line of each dst row.
+// Past the caches they are put together in the first one: a CPU joins the parts of a few lines only, and where it has
+// to let go of a part, memory takes as long for it as for ten lines (Zen 3: from eight lines on).
+template <class Tile>
+struct WholeLines {
+  using Element = typename Tile::Element;
+  static constexpr int element_size = Tile::element_size, part_bytes = Tile::rows * element_size;
+  static constexpr int parts = 64 / part_bytes, rows = parts * Tile::rows, cols = Tile::cols;
+
+  template <bool stream, class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
+    alignas(64) char lines[cols][64];
+#pragma GCC unroll 4
+    for (int i = 0; i < parts; i++)
+      Tile::template run<false>(src, src_rows + i * Tile::rows, lines[0] + i * part_bytes, EvenRows{64});
+#pragma GCC unroll 16
+    for (int c = 0; c < cols; c++) {
+      char* const line = dst + dst_rows[c];
+      const bool is_line = reinterpret_cast<uintptr_t>(line) % 64 == 0;
+      if (stream && is_line)
+        copy_line<true>(lines[c], line);
+      else
+        copy_line<false>(lines[c], line);
+    }
+  }
+
+  template <bool stream>
+  [[gnu::always_inline]] static void copy_line(const char* src, char* dst) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 64; i += vector_bytes) store<stream>(dst + i, load<Vector<vector_bytes>>(src + i));
+  }
+};
+
+// Beside such tiles: what is no whole line is written through the caches.
+template <class Tile>
+struct PartOfLines : Tile {
+  template <bool stream, class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
+    Tile::template run<false>(src, src_rows, dst, dst_rows);
+  }
+};
+
 // One column, past tiles of `tile_cols`, and one row: too little for shuffles of whole vectors.
 template <class T, int rows_, int tile_cols>
 struct OneColumn {
@@ -426,7 +468,7 @@ struct OneColumn {
 
   // No CPU puts bytes or halves in a vector as fast as words: they are read with those before them in their rows.
   static constexpr bool in_words = element_size < 4 && (tile_cols + 1) * element_size >= 4 && rows >= 4;
-  static constexpr int some = in_words ? std::min(rows, vector_bytes / 4) : rows;
+  static constexpr int some = std::min(rows, vector_bytes / (in_words ? 4 : element_size));
 
   template <bool stream, class SrcRows, class DstRows>
   [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
