@@ -14,6 +14,7 @@ from training_cases import sgd
 
 import torch_blocked as tb
 from torch_blocked.benchmark.networks import BasicBlock, ResNet
+from torch_blocked.formats import weight_format
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -113,7 +114,7 @@ def test_weights_are_kept_in_float32_where_they_are_used_again():
     before, nbytes = tb.library.packed_weights_bytes(), 64 * 64 * 9 * 4
     x, weight = (
         torch.randn(1, 64, 5, 6).bfloat16().to(tb.blocked),
-        torch.randn(64, 64, 3, 3).bfloat16().to(tb.OIhw16i16o),
+        torch.randn(64, 64, 3, 3).bfloat16().to(weight_format((64, 64, 3, 3), tb.library.isa_block())),
     )
     F.conv2d(x, weight)
     assert tb.library.packed_weights_bytes() == before

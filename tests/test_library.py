@@ -99,6 +99,16 @@ def test_post_ops(isa, guarded, channels, activation, kind):
     check_close(run(x, w, b, args, fmt, wei_format, block, **post_ops), expected)
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_post_ops_of_many_columns(isa, guarded, kernel):
+    """A residual is read where each call side by side writes."""
+    x, w, b, args = problem((2, 24, 40, 9, 150, kernel, kernel, 1, kernel // 2, 1, 1))
+    fmt, residual = activation_format(4, library.isa_block()), torch.randn(2, 40, 9, 150)
+    expected = F.relu(F.conv2d(x.double(), w.double(), b.double(), *args) + residual)
+    post_ops = {"residual": residual.to(fmt).physical, "activation": "relu"}
+    check_close(run(x, w, b, args, fmt, None, library.isa_block(), **post_ops), expected)
+
+
 @pytest.mark.parametrize("name", ["scale", "shift", "bias"])
 def test_each_post_op_alone(isa, name):
     x, w, b, args = problem((1, 17, 19, 6, 5, 3, 3, 1, 1, 1, 1))

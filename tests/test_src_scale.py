@@ -82,7 +82,7 @@ def test_refuses():
         dict(src_scale=scale.double()),
         dict(src=torch.randn(2, 32, 5, 4), src_blocking=[]),
         plain,
-        dict(groups=2, weight_size=[32, 16, 1, 1], weight=torch.randn(32 // block, 1, 1, 1, 16, block)),
+        dict(groups=2, weight_size=[32, 16, 1, 1], weight=torch.randn(32 // block, 16 // block, 1, 1, block, block)),
     ):
         with pytest.raises(ValueError, match="src_scale"):
             library.convolution_op(**{**given, **bad})

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "../caches.h"
 #include "../reorder.h"
 
 namespace torch_blocked {
@@ -32,6 +33,8 @@ bool streams_dst(const Conv& c) {
   const int64_t room = c.groups > 1 && c.group_ic() == 1 ? little_work_cache_room : cache_room;
   return !c.phase && outgrows_caches((src_size + dst_size) * int64_t(sizeof(float)), room) && is_streamable(c.dst);
 }
+
+bool stores_in_turn(const Conv& c) { return c.block == 16 && !is_behind_mesh(); }
 
 // What needs no packing: the first of the list that can.
 static const Algorithm& without_packing(const Conv& conv) {

@@ -151,6 +151,7 @@ struct Calls {
   int64_t number, fewest, wider;
   Calls(int64_t n, int64_t most) : number((n + most - 1) / most), fewest(n / number), wider(n % number) {}
   int64_t size(int64_t call) const { return fewest + (call < wider); }
+  int64_t alike(int64_t call) const { return (call < wider ? wider : number) - call; }  // from this one on
 };
 
 // Which lanes of src the output channels of a grouped convolution read, where the weights of each channel of a group
@@ -162,6 +163,10 @@ void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& weig
 
 // Whether dst is to be written past the caches.
 bool streams_dst(const Conv& conv);
+
+// Whether the kernels of a plain src store some columns while they multiply others. Behind a mesh cores have room for
+// all stores of a run; and of blocks of 8 these columns are too few sums for two FMAs a cycle.
+bool stores_in_turn(const Conv& conv);
 
 // How many input channel blocks are summed in one go where each has `taps` products a lane: the error of a sum of n
 // products grows as sqrt(n), so long ones are cut into parts of about sum_products.

@@ -3,10 +3,11 @@
 // A tile of dst rows is computed from some channel blocks of src after the other, all output channels, two blocks at a
 // time, while these are in the cache. Most src is read from a window (window.h), a copy with its padding; in place
 // where no call of a kernel sees padding beside src: without padding, height and width as one long row where they are
-// one in src and dst, or where the columns of dst are cut where the filter's columns begin to see src or cease to
-// (windows, too, are computed by such columns where that is less work). Nor do groups of a stride of 2 need a window:
-// they have so few products for a pixel that the copy would take a tenth of the time. With a depth each plane of dst is
-// by itself: every pair of a channel block and a plane of the filter counts as a channel block.
+// one in src and dst, or where the columns of dst are cut where the filter's columns begin to see src or cease to. Of a
+// 1x1 filter windows, too, are one long row; others are computed by such columns where that is less work. Nor do groups
+// of a stride of 2 need a window: they have so few products for a pixel that the copy would take a tenth of the time.
+// With a depth each plane of dst is by itself: every pair of a channel block and a plane of the filter counts as a
+// channel block.
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -71,6 +72,7 @@ struct Plan {
   std::pmr::vector<Segment> segments{&memory};
   std::pmr::vector<Tap> taps{&memory};
   bool in_place, flat;  // src is read where it lies; height and width as one long row
+  bool joined;          // the rows of a tile are one long row, in a window and in dst
   int64_t apart;        // dst rows from one of a tile to the next
   Window window;
   PaddedPostOps post_ops;
@@ -82,6 +84,7 @@ struct Plan {
 
   explicit Plan(const Conv& c);
   bool copies() const { return !in_place && !strided; }
+  bool has_long_rows() const { return flat || joined; }
   int64_t wei_tap() const { return std::min(conv.block, conv.group_ic()) * conv.block; }
   int64_t wei_ic_block() const { return conv.kh * conv.kw * wei_tap(); }
   const float* weights(int64_t oc_block, int64_t ic_block) const {
@@ -115,9 +118,11 @@ Plan::Plan(const Conv& c)
       apart(in_place || strided ? 1 : rows_apart(c)),
       window(c, c.block, false, apart),
       post_ops(c) {
-  flat = in_place && c.kh == 1 && c.kw == 1 && c.stride_h == 1 && c.pad_h == 0 && c.pad_w == 0 && c.dst_step() == 1 &&
-         c.dst_row() == c.ow * c.block && c.oh == c.ih && c.ow == c.iw &&
-         (c.ih == 1 || c.src_md.strides[2] == c.iw * c.block);
+  const bool pixels = c.kh == 1 && c.kw == 1 && c.pad_h == 0 && c.pad_w == 0;  // a dst pixel is made of one of src
+  const bool dense_dst = c.dst_step() == 1 && c.dst_row() == c.ow * c.block;
+  const bool dense_src = c.ih == 1 || c.src_md.strides[2] == c.iw * c.block;
+  flat = in_place && pixels && dense_src && dense_dst && c.stride_h == 1 && c.oh == c.ih && c.ow == c.iw;
+  joined = copies() && pixels && dense_dst && segments.size() == 1;  // all columns see src
   ic_blocks = c.group_ic_blocks();
   oc_blocks = group_oc_blocks(c);
   choose_tiles();
@@ -236,7 +241,7 @@ int64_t cols_of_two_rows(const ConvKernels& kernels, int64_t blocks) {
 bool takes_two_rows(const Plan& plan, int64_t blocks, int64_t cols) {
   int64_t of_one = 0, of_two = 0;
   for (const Segment& segment : plan.segments) {
-    const int64_t n = plan.flat ? cols : segment.cols;
+    const int64_t n = plan.has_long_rows() ? cols : segment.cols;
     of_one += segment.width() * work_of_tap(1, blocks, n, plan.kernels.cols);
     of_two += segment.width() * work_of_tap(2, blocks, n, cols_of_two_rows(plan.kernels, blocks));
   }
@@ -267,35 +272,65 @@ ConvArgs shared_args(const Plan& plan, const Tile& tile, int64_t first_block, in
   return a;
 }
 
-// One or two output channel blocks over the whole tile. Of an odd number of rows the one with the fewest taps, the
-// first or the last, is by itself. The first call fetches its own weights; the last ones of the last row those that are
-// read after these, at `next`, the last two a block each: so memory is busy then, too, and what is evicted for them is
-// not read again.
+// The weights that are read after those of `calls` for the last row of a tile, the last two calls fetch: so memory is
+// busy then, too, and what is evicted for them is not read again.
+void fetch_weights(const Calls& calls, int64_t call, const float* next, ConvArgs& a) {
+  const int64_t before = std::max<int64_t>(0, calls.number - 2);
+  if (call < before) {
+    a.runs = std::min(a.runs, before - call);
+    return;
+  }
+  const bool two = calls.number > 1;  // a block each
+  a.runs = 1;
+  a.next = next + (two && call > before ? a.wei_block : 0);
+  a.next_block = two ? 0 : a.wei_block;
+}
+
+// What the calls from `call` on fetch, as many of them as do it alike: a.runs. That is the part of `tile.next` at which
+// these are, where there is none in the last row the weights at `next`; and in the first call its own weights.
+void fetch(const Plan& plan, Tile& tile, const Calls& calls, int64_t call, bool first, const float* next, ConvArgs& a) {
+  a.runs = first ? 1 : calls.alike(call);
+  a.next = nullptr;
+  a.next_block = a.next_run = 0;
+  if (first) return;
+  if (tile.next == tile.next_end || a.ntaps == 0) {
+    if (next) fetch_weights(calls, call, next, a);
+    return;
+  }
+  a.next = tile.next;
+  a.next_run = a.nblocks * a.ntaps * a.lanes * plan.conv.block;
+  a.runs = std::min(a.runs, (tile.next_end - tile.next + a.next_run - 1) / a.next_run);
+  tile.next = std::min(tile.next + a.runs * a.next_run, tile.next_end);
+}
+
+// One or two output channel blocks over the whole tile; the weights at `next` are read after theirs. Of an odd number
+// of rows the one with the fewest taps, the first or the last, is by itself.
 void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks, const float* next, bool prefetch) {
   const Conv& c = plan.conv;
   ConvArgs a = shared_args(plan, tile, first_block, blocks);
   const int64_t dst = tile.dst(c, first_block);
   const float* const residual = a.epilogue.residual;
-  const bool pairs_of_rows = takes_two_rows(plan, blocks, tile.cols);
+  const int64_t rows = plan.joined ? 1 : tile.rows, long_row = plan.joined ? tile.rows * c.ow : tile.cols;
+  const bool pairs_of_rows = takes_two_rows(plan, blocks, long_row);
   const bool first_alone =
-      tile.rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + (tile.rows - 1) * plan.apart);
+      rows % 2 == 1 && taps_of_row(c, tile.row) < taps_of_row(c, tile.row + (rows - 1) * plan.apart);
   const auto pair = [&](int64_t row) {
-    if (!pairs_of_rows || row + 1 == tile.rows || (row == 0 && first_alone)) return false;
+    if (!pairs_of_rows || row + 1 == rows || (row == 0 && first_alone)) return false;
     const int64_t oh = tile.row + row * plan.apart;
     return plan.copies() || same_taps(c, oh, oh + plan.apart);
   };
   a.wei = plan.weights(first_block, tile.ic_begin);
-  for (int64_t row = 0, two; row < tile.rows; row += 1 + two) {
+  for (int64_t row = 0, two; row < rows; row += 1 + two) {
     two = pair(row);
     const TapRange kh = tap_rows(c, tile.row + row * plan.apart, 1 + two, plan.apart);
     const ConvKernel* const kernels = kernels_of(plan, two, blocks);
     const int64_t most_cols = two ? cols_of_two_rows(plan.kernels, blocks) : plan.kernels.cols;
     for (const Segment& segment : plan.segments) {
-      const Calls calls(plan.flat ? tile.cols : segment.cols, most_cols);
-      const bool last = row + 1 + two == tile.rows && &segment == &plan.segments.back();
+      const Calls calls(plan.has_long_rows() ? long_row : segment.cols, most_cols);
+      const bool last = row + 1 + two == rows && &segment == &plan.segments.back();
       a.taps = plan.taps.data() + segment.taps + kh.begin * segment.width();
       a.ntaps = (kh.end - kh.begin) * segment.width();
-      for (int64_t call = 0, begin = segment.col, cols; call < calls.number; call++, begin += cols) {
+      for (int64_t call = 0, begin = segment.col, cols; call < calls.number; call += a.runs, begin += a.runs * cols) {
         cols = calls.size(call);
         a.src = tile.src + row * tile.src_row + begin * (plan.strided ? c.stride_w : 1) * c.block;
         a.left_taps = plan.strided && begin == 0 ? c.pad_w : 0;
@@ -303,15 +338,7 @@ void multiply(const Plan& plan, Tile& tile, int64_t first_block, int64_t blocks,
         const int64_t pixel = tile.row * c.dst_row() + row * a.dst_row + (tile.col + begin) * c.dst_pixel();
         if (residual) a.epilogue.residual = residual + pixel;
         a.dst = c.dst + dst + pixel;
-        a.next = nullptr;
-        a.next_block = 0;
-        if (row + begin > 0 && tile.next < tile.next_end) {
-          a.next = tile.next;
-          tile.next += a.nblocks * a.ntaps * a.lanes * c.block;
-        } else if (row + begin > 0 && next && last && call + 2 >= calls.number) {
-          a.next = next + (calls.number > 1 && call + 1 == calls.number ? a.wei_block : 0);
-          a.next_block = calls.number > 1 ? 0 : a.wei_block;
-        }
+        fetch(plan, tile, calls, call, row + begin == 0, last ? next : nullptr, a);
         kernels[cols - 1](a);
       }
     }

@@ -8,7 +8,6 @@
 //
 // As in first.cpp some dst rows of an image are computed at a time, and a table of taps holds the sum; here it runs
 // over the transformed src of one point at a time, its pixels being tiles.
-#include "../caches.h"
 #include "../parallel.h"
 #include "../scratch.h"
 #include "cost.h"
@@ -175,7 +174,7 @@ void compute_blocks(const Plan& plan, const Band& band, const float* src, int64_
   a.ntaps = plan.taps.size();
   a.wei_block = c.wei_md.strides[0];
   a.dst_block = plan.cols * c.block;
-  a.in_turn = !is_behind_mesh();
+  a.in_turn = stores_in_turn(c);
   for (int64_t row = 0; row < band.rows(); row++)
     for (int64_t begin = 0, n; begin < plan.tiles.ow; begin += n) {
       n = std::min(plan.cols, plan.tiles.ow - begin);

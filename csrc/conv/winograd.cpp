@@ -182,8 +182,9 @@ void multiply_tiles(const Plan& plan, int64_t blocks, int64_t planes, const Call
   const ConvKernel* const kernels = plan.gemm.one_row[blocks - 1];
   int64_t done = 0;
   for (int64_t plane = 0; plane < planes; plane++, src += plan.src_plane(), dst += plan.dst_plane())
-    for (int64_t call = 0, begin = 0, tiles; call < calls.number; call++, done++, begin += tiles) {
+    for (int64_t call = 0, begin = 0, tiles; call < calls.number; call += a.runs, begin += a.runs * tiles) {
       tiles = calls.size(call);
+      a.runs = done < 2 ? 1 : calls.alike(call);
       a.next = planes * calls.number == 1 || done >= 2 ? nullptr
                : done == 0                             ? next_wei
                                                        : next_wei + std::max<int64_t>(1, blocks - 1) * a.wei_block;
@@ -191,6 +192,7 @@ void multiply_tiles(const Plan& plan, int64_t blocks, int64_t planes, const Call
       a.src = src + begin * plan.conv.block;
       a.dst = dst + begin * plan.conv.block;
       kernels[tiles - 1](a);
+      done += a.runs;
     }
 }
 

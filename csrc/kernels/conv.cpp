@@ -18,9 +18,9 @@ constexpr int line_lanes = line / block;  // whose weights fill one
 
 // What the sums of one block begin with.
 template <int Rows, int Cols>
-inline void begin_sums(const ConvArgs& a, bool first, int b, Register (&acc)[Rows][Cols]) {
+inline void begin_sums(const ConvArgs& a, const float* dst, bool first, int b, Register (&acc)[Rows][Cols]) {
   const Vec start = first && a.epilogue.bias ? Vec::loadu(a.epilogue.bias + b * block) : Vec(0.f);
-  const float* const dst = a.dst + b * a.dst_block;
+  dst += b * a.dst_block;
   UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) {
     if (a.fetch_dst) __builtin_prefetch(dst + r * a.dst_row + c * a.dst_step * block, 1, 3);
     acc[r][c] = start;
@@ -29,13 +29,14 @@ inline void begin_sums(const ConvArgs& a, bool first, int b, Register (&acc)[Row
 
 // Adds the sums to dst, unless they are the first, and applies the epilogue to the last.
 template <int Rows, int Cols>
-inline void end_sums(const ConvArgs& a, bool first, bool last, int b, bool stream, Register (&acc)[Rows][Cols]) {
-  float* const dst = a.dst + b * a.dst_block;
+inline void end_sums(const ConvArgs& a, const Epilogue& epilogue, float* dst, bool first, bool last, int b, bool stream,
+                     Register (&acc)[Rows][Cols]) {
+  dst += b * a.dst_block;
   const int64_t dst_row = a.dst_row, dst_pixel = a.dst_step * block;
   if (!first)
     UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++) acc[r][c] =
         Vec(acc[r][c]) + Vec::loadu(dst + r * dst_row + c * dst_pixel);
-  if (last) finish(a.epilogue, b * block, a.dst_block, dst_row, dst_pixel, acc);
+  if (last) finish(epilogue, b * block, a.dst_block, dst_row, dst_pixel, acc);
   UNROLL for (int r = 0; r < Rows; r++) UNROLL for (int c = 0; c < Cols; c++)
       store_vector(Vec(acc[r][c]), dst + r * dst_row + c * dst_pixel, stream);
 }
@@ -43,23 +44,24 @@ inline void end_sums(const ConvArgs& a, bool first, bool last, int b, bool strea
 template <int64_t n>
 using Number = std::integral_constant<int64_t, n>;
 
-// Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
+// A run: Rows x Cols pixels of Blocks blocks of output channels. Pixel is the distance of neighbouring src pixels.
 template <int Pixel, int Rows, int Cols, int Blocks>
-__attribute__((noinline)) void convolve(const ConvArgs& a) {
+[[gnu::always_inline]] inline void convolve_run(const ConvArgs& a, const Epilogue& epilogue, const float* run_src,
+                                                float* dst, int64_t left_taps, int64_t wei_ahead) {
   const int64_t src_row = a.src_row, wei_block = a.wei_block, ahead = a.src_prefetch;
-  const int64_t wei_ahead = a.next ? a.next - a.wei : wei_prefetch, wei_ahead_block = a.next ? a.next_block : wei_block;
+  const int64_t wei_ahead_block = a.next ? a.next_block : wei_block;
   const bool stream = a.stream;
   for (int64_t begin = 0; begin < a.nblocks; begin += a.sum_blocks) {
     Register acc[Blocks][Rows][Cols];
     const bool first = a.first && begin == 0;
-    UNROLL for (int b = 0; b < Blocks; b++) begin_sums(a, first, b, acc[b]);
+    UNROLL for (int b = 0; b < Blocks; b++) begin_sums(a, dst, first, b, acc[b]);
     // Here, not in a function, and `lanes` a constant but where there are fewer input channels than a block: else GCC
     // keeps accumulators in memory from one tap to the next. `step` lanes are multiplied in turn: two are faster than
     // one or four (Granite Rapids).
     const auto multiply = [&](int64_t from, int64_t to, auto lanes, auto step) __attribute__((always_inline)) {
       for (int64_t k = from; k < to; k++) {
         for (int64_t t = 0, left = 0; t < a.ntaps; t++) {
-          const float* const src = a.src + k * a.src_block + a.taps[t].src;
+          const float* const src = run_src + k * a.src_block + a.taps[t].src;
           const float* wei = a.wei + k * a.wei_ic_block + a.taps[t].wei;
           if (ahead != 0)
             UNROLL for (int i = 0; i < block; i += line_lanes) __builtin_prefetch(src + ahead + i * block, 0, 3);
@@ -80,7 +82,7 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
             }
           };
           if constexpr (Pixel > block) {
-            left < a.left_taps ? multiply_tap(Number<1>()) : multiply_tap(Number<0>());
+            left < left_taps ? multiply_tap(Number<1>()) : multiply_tap(Number<0>());
             left = left + 1 < a.tap_cols ? left + 1 : 0;
           } else {
             multiply_tap(Number<0>());
@@ -96,7 +98,36 @@ __attribute__((noinline)) void convolve(const ConvArgs& a) {
       multiply(begin, end, a.lanes, Number<1>());
     }
     const bool last = a.last && end == a.nblocks;
-    UNROLL for (int b = 0; b < Blocks; b++) end_sums(a, first, last, b, stream, acc[b]);
+    UNROLL for (int b = 0; b < Blocks; b++) end_sums(a, epilogue, dst, first, last, b, stream, acc[b]);
+  }
+}
+
+template <int Pixel, int Rows, int Cols, int Blocks>
+[[gnu::noinline]] void convolve_alone(const ConvArgs& a, const Epilogue& epilogue, const float* src, float* dst,
+                                      int64_t left_taps, int64_t wei_ahead) {
+  convolve_run<Pixel, Rows, Cols, Blocks>(a, epilogue, src, dst, left_taps, wei_ahead);
+}
+
+// A call for each run takes as long as 100 products, but of three blocks or two strided rows GCC would keep some sums
+// in memory if there was a loop around.
+template <int Pixel, int Rows, int Blocks>
+constexpr bool runs_alone = Blocks == 3 || (Pixel > block && Rows == 2);
+
+template <int Pixel, int Rows, int Cols, int Blocks>
+[[gnu::noinline]] void convolve(const ConvArgs& a) {
+  const int64_t dst_run = Cols * a.dst_step * block;
+  const float* src = a.src;
+  float* dst = a.dst;
+  Epilogue epilogue = a.epilogue;
+  int64_t wei_ahead = a.next ? a.next - a.wei : wei_prefetch, left_taps = a.left_taps;
+  for (int64_t run = 0; run < a.runs; run++, src += Cols * Pixel, dst += dst_run) {
+    if constexpr (runs_alone<Pixel, Rows, Blocks>)
+      convolve_alone<Pixel, Rows, Cols, Blocks>(a, epilogue, src, dst, left_taps, wei_ahead);
+    else
+      convolve_run<Pixel, Rows, Cols, Blocks>(a, epilogue, src, dst, left_taps, wei_ahead);
+    if (epilogue.residual) epilogue.residual += dst_run;
+    wei_ahead += a.next_run;
+    left_taps = 0;
   }
 }
 

@@ -42,8 +42,8 @@ struct ConvArgs {
   // Of a strided or plain src: of each `tap_cols` taps the first ones, which lie in the padding for the first pixel of
   // a row.
   int64_t tap_cols = 1, left_taps = 0;
-  // Of a plain src: as many calls, for the pixels of a row, one beside the other, each of which fetches `nahead` cache
-  // lines into L2, ahead[i] floats from its own src.
+  // As many calls, for the pixels of a row, one beside the other: left_taps are the first one's. Of a plain src each
+  // fetches `nahead` cache lines into L2, ahead[i] floats from its own src.
   int64_t runs = 1;
   const int64_t* ahead = nullptr;
   int64_t nahead = 0;
@@ -58,6 +58,7 @@ struct ConvArgs {
   // those of this call itself, some way ahead.
   const float* next = nullptr;
   int64_t next_block = 0;  // where it is not 0, as much of a second block, so far behind the first
+  int64_t next_run = 0;    // to what the next run fetches
   float* dst;
   int64_t dst_block, dst_row;
   int64_t dst_step = 1;    // from one pixel of a row to the next, in pixels

@@ -379,19 +379,20 @@ bool writes_lines(const Matrix& matrix) {
 
 // By tiles that overlap where little is done twice, else with smaller ones at the edges: along src where a cache line
 // of it holds some tiles' columns, where a tile has all rows, or where each line of dst is written once in any order.
+// Past the caches by whole lines, where dst rows have them.
 template <class Tile, class NarrowTile = Tile, class ShortTile = Tile>
 void transpose_tiles(const Matrix& matrix, Traffic traffic) {
-  if constexpr (vector_bytes < 64 && Tile::rows * Tile::element_size < 64 && NarrowTile::rows == Tile::rows) {
+  const bool in_a_line = matrix.cols > Tile::cols && matrix.cols * Tile::element_size <= 64;
+  if constexpr (vector_bytes < 64 && Tile::rows * Tile::element_size == vector_bytes) {
     using Lines = WholeLines<Tile>;
     if (traffic.stream && matrix.padded_rows >= Lines::rows)
       return transpose_tiles<Lines, WholeLines<NarrowTile>, PartOfLines<Tile>, true, false>(matrix, traffic.next_src,
-                                                                                            false);
+                                                                                            in_a_line);
   }
   const auto run = traffic.stream ? transpose_tiles<Tile, NarrowTile, ShortTile, true, false>
                    : are_found_by_distance(matrix, Tile::rows)
                        ? transpose_tiles<Tile, NarrowTile, ShortTile, false, true>
                        : transpose_tiles<Tile, NarrowTile, ShortTile, false, false>;
-  const bool in_a_line = matrix.cols > Tile::cols && matrix.cols * Tile::element_size <= 64;
   const bool is_whole = matrix.rows % Tile::rows == 0 && matrix.cols % Tile::cols == 0;
   if (!traffic.stream && !in_a_line && !is_whole && overlaps_little(matrix.rows, Tile::rows) &&
       overlaps_little(matrix.cols, Tile::cols) && transpose_overlapping<Tile>(matrix))
