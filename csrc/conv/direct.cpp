@@ -286,8 +286,8 @@ void fetch_weights(const Calls& calls, int64_t call, const float* next, ConvArgs
   a.next_block = two ? 0 : a.wei_block;
 }
 
-// What the calls from `call` on fetch, as many of them as do it alike: a.runs. That is the part of `tile.next` at which
-// these are, where there is none in the last row the weights at `next`; and in the first call its own weights.
+// What the calls from `call` on fetch, and as a.runs how many of them do it alike: the next part of `tile.next`; where
+// none is left the weights at `next`, unless that is null; the first call of a tile its own weights.
 void fetch(const Plan& plan, Tile& tile, const Calls& calls, int64_t call, bool first, const float* next, ConvArgs& a) {
   a.runs = first ? 1 : calls.alike(call);
   a.next = nullptr;

@@ -2,7 +2,7 @@
 //
 // Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
 #pragma once
-#include "reorder_tiles.h"
+#include "reorder_vectors.h"
 
 namespace torch_blocked {
 namespace {

@@ -146,7 +146,7 @@ struct PermutedBlocks {
   }
   template <bool whole>
   static void store(char* dst, __mmask64 mask, __m512i row) {
-    __builtin_prefetch(dst + 128, 1);  // reorder_tiles.h says why
+    __builtin_prefetch(dst + 128, 1);  // reorder_vectors.h says why
     if (whole)
       _mm512_storeu_si512(dst, row);
     else

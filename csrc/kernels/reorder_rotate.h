@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "kernels/reorder.h"
-#include "reorder_tiles.h"
+#include "reorder_vectors.h"
 
 namespace torch_blocked {
 namespace {
