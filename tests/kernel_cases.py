@@ -203,12 +203,12 @@ def run(x, w, b, args, src_format, wei_format, block, dense=False, **post_ops):
     return tb.BlockedTensor(physical, activation_format(4, block).blocking, torch.Size((n, w.size(0), oh, ow)))
 
 
-def assert_same_in_python_threads(call):
-    """Four threads that call at the same time get the tensor that one alone gets."""
+def assert_same_in_python_threads(call, times=5):
+    """Four threads that call at the same time get the tensor that one alone gets, each so many times."""
     expected, answers = call(), {}
 
     def repeat(i):
-        answers[i] = [torch.equal(call(), expected) for _ in range(5)]
+        answers[i] = [torch.equal(call(), expected) for _ in range(times)]
 
     threads = [threading.Thread(target=repeat, args=(i,)) for i in range(4)]
     for thread in threads:

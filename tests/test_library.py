@@ -7,13 +7,12 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, padding_is_zero
-from kernel_cases import SHAPES, check_close, pair, run
+from kernel_cases import SHAPES, assert_same_in_python_threads, check_close, pair, run
 
 import torch_blocked as tb
 from torch_blocked import library
@@ -168,21 +167,8 @@ def test_same_bits_every_time():
 
 def test_from_several_threads():
     x, w, b, args = problem((1, 32, 32, 20, 20, 3, 3, 1, 1, 1, 1))
-    fmt = activation_format(4, library.isa_block())
-    expected = run(x, w, b, args, fmt, None, library.isa_block()).physical
-    wrong = []
-
-    def work():
-        for _ in range(20):
-            if not torch.equal(run(x, w, b, args, fmt, None, library.isa_block()).physical, expected):
-                wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    fmt, block = activation_format(4, library.isa_block()), library.isa_block()
+    assert_same_in_python_threads(lambda: run(x, w, b, args, fmt, None, block).physical, times=20)
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
