@@ -85,15 +85,22 @@ void transpose_tile(const Tile& tile, const Plan& plan, bool stream, const Reord
   transpose(matrix, {stream});
 }
 
-// Parts of cache lines past the caches: they are put together in the first one. Src is fetched while dst is written.
-void run_dense(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
-  alignas(64) char between[most_dense_dst];
-  Tile piece = tile;
-  piece.dst = between;
-  piece.next_src = nullptr;
-  transpose_tile(piece, plan, false, kernels);
-  const int64_t at = 0, bytes = tile.rows.padded_size * tile.cols.padded_size * plan.element_size;
-  kernels.copy_rows(between, {&at}, tile.dst, {&at}, 1, bytes, bytes, {true, tile.next_src ? tile.next_src : between});
+// What is put together in the first cache goes past the others by pieces. Src is fetched while dst is written. Where
+// each column is a piece, steps at the end of rows and columns may be shorter.
+void run_pieces(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
+  alignas(64) char between[most_pieces];
+  const Pieces& pieces = plan.pieces;
+  const bool by_col = pieces.to.size() == pieces.cols.size();
+  Tile put = tile;
+  put.dst = between;
+  put.cols.dst = {pieces.cols.data()};
+  put.next_src = nullptr;
+  transpose_tile(put, plan, false, kernels);
+  const int64_t row_bytes = tile.rows.padded_size * plan.element_size,
+                n = by_col ? tile.cols.padded_size : pieces.to.size();
+  const int64_t bytes = tile.cols.padded_size * row_bytes / n;
+  kernels.copy_rows(between, {pieces.from.data()}, tile.dst, {pieces.to.data()}, n, bytes, bytes,
+                    {true, tile.next_src ? tile.next_src : between});
 }
 
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
@@ -101,7 +108,7 @@ void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& ker
   if (!plan.merges.empty() && tile.cols.size > 0 && kernels.has_pick())
     return kernels.permute(tile.src, plan.repeated.src, tile.dst, plan.repeated.dst, tile.count,
                            tile.rows.size * tile.cols.size * plan.element_size, plan.merges.data());
-  if (plan.dense_dst) return run_dense(tile, plan, kernels);
+  if (!plan.pieces.to.empty()) return run_pieces(tile, plan, kernels);
   transpose_tile(tile, plan, plan.stream, kernels);
 }
 
@@ -195,6 +202,7 @@ constexpr Implementation implementations[] = {
 struct Planned {
   MemoryDesc src_md, dst_md;
   int64_t element_size = 0;  // the plan's own may be wider
+  Isa tier{};
   const Implementation* implementation = nullptr;
   Plan plan{};
 };
@@ -206,7 +214,7 @@ void choose(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_
     if (!implementation.plan(plan)) continue;
     if (plan.stream) find_chunks(plan);
     write_tables(plan);
-    planned = {src_md, dst_md, element_size, &implementation, std::move(plan)};
+    planned = {src_md, dst_md, element_size, isa(), &implementation, std::move(plan)};
     return;
   }
   throw std::logic_error("reorder: the reference takes every pair");
@@ -227,8 +235,8 @@ uint64_t hash(const MemoryDesc& md, uint64_t hash) {
 const Planned& plan_once(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
   static thread_local Planned cache[64];
   Planned& planned = cache[hash(dst_md, hash(src_md, element_size)) >> 58];
-  if (planned.implementation == nullptr || planned.element_size != element_size || planned.src_md != src_md ||
-      planned.dst_md != dst_md)
+  if (planned.implementation == nullptr || planned.element_size != element_size || planned.tier != isa() ||
+      planned.src_md != src_md || planned.dst_md != dst_md)
     choose(src_md, dst_md, element_size, planned);
   return planned;
 }

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "isa.h"
 #include "streaming.h"
 
 namespace torch_blocked::reorder_plan {
@@ -364,29 +365,72 @@ bool plan_groups(Plan& plan, Role across, Role along, Offsets Axis::* apart, Off
                      [&](const Axis& axis) { return axis.dim == axis.padded || may_be_padded(axis); });
 }
 
-// Well past the caches, where a tile writes parts of cache lines that make whole ones together: steps of as many
-// columns as make a small piece of dst. Of 19 MB two threads would take 1.7 times as long.
-void find_dense_dst(Plan& plan) {
-  constexpr int64_t line = 64;
-  int64_t dst_bytes = plan.element_size;
-  for (const Axis& axis : plan.axes) dst_bytes *= axis.padded;
-  if (!outgrows_caches(2 * dst_bytes, little_work_cache_room)) return;
-  const Axis& rows = plan.axis(Role::Rows);
-  Axis& cols = plan.axis(Role::Cols);
-  const int64_t row_step = std::min(rows.step, rows.padded), row_bytes = row_step * plan.element_size;
-  const int64_t period = cols.dst.period();
-  const int64_t unit = std::lcm(period, line / std::gcd(row_bytes, line));
-  if (cols.dst.affine() || row_bytes >= line || unit * row_bytes > most_dense_dst) return;
-  if (rows.padded % row_step != 0 || cols.padded % unit != 0) return;
-  std::vector<int64_t> places(unit);
-  for (int64_t i = 0; i < unit; i++) places[i] = cols.dst.at(i);
+// The pieces of memory that the first `n` columns make in dst, each of them `row_bytes` bytes.
+Pieces pieces_of(const Offsets& cols, int64_t n, int64_t row_bytes) {
+  std::vector<std::pair<int64_t, int64_t>> places(n);
+  for (int64_t c = 0; c < n; c++) places[c] = {cols.at(c), c};
   std::sort(places.begin(), places.end());
-  for (int64_t i = 0; i < unit; i++)
-    if (places[i] != i * row_bytes) return;
-  const bool continues = cols.dst.at(unit) == unit * row_bytes;
-  set_steps_of_units(cols, continues ? most_dense_dst / row_bytes / unit * unit : unit, unit);
-  plan.dense_dst = true;
-  order_loops(plan);
+  Pieces pieces;
+  pieces.cols.resize(n);
+  for (int64_t i = 0; i < n; i++) {
+    pieces.cols[places[i].second] = i * row_bytes;
+    if (i > 0 && places[i].first == places[i - 1].first + row_bytes) continue;
+    pieces.from.push_back(i * row_bytes);
+    pieces.to.push_back(places[i].first);
+  }
+  return pieces;
+}
+
+bool are_even(const Pieces& pieces, int64_t bytes) {
+  for (size_t i = 0; i < pieces.from.size(); i++)
+    if (pieces.from[i] != int64_t(i) * bytes) return false;
+  return true;
+}
+
+// The largest multiple of `unit` up to `limit` that divides `all`, or 0.
+int64_t even_step(int64_t all, int64_t limit, int64_t unit) {
+  int64_t step = std::min(all, limit) / unit * unit;
+  while (step > 0 && all % step != 0) step -= unit;
+  return step;
+}
+
+// Past the caches: steps that are put together in the first one and written by pieces of memory. Well past them where
+// a tile writes parts of cache lines that make whole ones together (of 19 MB two threads would take 1.7 times as long);
+// by vectors of half a line, which are put together anyway, also where tiles would write lone lines to many places, as
+// in weights: a Zen 3 streams 10 GB/s by a line to each of 16 rows in turn, and 40 by pieces of 576 bytes. Rows of
+// planes are long enough in any case.
+void find_pieces(Plan& plan) {
+  constexpr int64_t line = 64, some_cols = 16, least = 256;
+  const int64_t element_size = plan.element_size;
+  Plan cut = plan;
+  Axis &rows = cut.axis(Role::Rows), &cols = cut.axis(Role::Cols);
+  int64_t dst_bytes = element_size;
+  for (const Axis& axis : plan.axes) dst_bytes *= axis.padded;
+  const auto row_bytes = [&] { return std::min(rows.step, rows.padded) * element_size; };
+  const bool parts = row_bytes() < line, padded = rows.dim != rows.padded || cols.dim != cols.padded;
+  if (parts ? !outgrows_caches(2 * dst_bytes, little_work_cache_room) : isa() >= Isa::AVX512 || padded) return;
+  if (cols.dst.affine() && (parts || rows.src.affine() || cols.dst.stride % line != 0)) return;
+
+  const int64_t most = parts ? most_pieces : 12 * 1024;  // beside src in a first cache of 32 KB
+  const int64_t unit = std::lcm(cols.dst.period(), line / std::gcd(row_bytes(), line));
+  const int64_t least_cols = cols.src.affine() ? std::lcm(unit, some_cols) : std::lcm(unit, cols.step);
+  if (!parts && least_cols * row_bytes() > most && rows.dst.affine())
+    set_even_steps(rows, std::max<int64_t>(most / least_cols / element_size, 1), element_size);
+  const int64_t limit = most / row_bytes() / unit * unit;
+  if (limit == 0 || cols.padded % unit != 0) return;
+  if (!parts)
+    cols.step = even_step(cols.src.affine() ? cols.padded : cols.step, limit, unit);
+  else  // one piece, which the last step may have less of
+    set_steps_of_units(cols, cols.dst.at(unit) == unit * row_bytes() ? limit : unit, unit);
+  if (cols.step == 0) return;
+
+  cut.pieces = pieces_of(cols.dst, cols.step, row_bytes());
+  const int64_t n = cut.pieces.to.size(), bytes = cols.step * row_bytes() / n;
+  const bool whole = rows.padded % std::min(rows.step, rows.padded) == 0 && (parts || cols.padded % cols.step == 0);
+  if ((!whole && n < cols.step) || !are_even(cut.pieces, bytes) || bytes % line != 0 || (parts ? n > 1 : bytes < least))
+    return;
+  order_loops(cut);
+  plan = std::move(cut);
 }
 
 }  // namespace
@@ -413,7 +457,7 @@ void write_tables(Plan& plan) {
 bool plan_transpose(Plan& plan) {
   if (!plan_tiles(plan)) return false;
   if (plan.stream) {  // each tile fetches what a later one reads
-    find_dense_dst(plan);
+    find_pieces(plan);
     return true;
   }
   split_periods(plan, Role::Cols);

@@ -64,6 +64,12 @@ constexpr size_t max_axes = 3 * max_ndims;
 
 using Picks = std::vector<Pick>;
 
+// A tile as pieces of memory in dst, all of as many bytes, put together one after the other.
+struct Pieces {
+  std::vector<int64_t> cols;      // where each column is put
+  std::vector<int64_t> from, to;  // where each piece is then, and where in dst, from the tile's place
+};
+
 struct Plan {
   int64_t element_size;
   bool stream = false;                // dst is written past the caches
@@ -72,7 +78,7 @@ struct Plan {
   Picks picks = {}, last_picks = {};  // of a tile's rows, and of the last, shorter tile's; empty where there are none
   std::vector<Merge> merges = {};     // of a tile that is one small block on both sides; empty where it is not
   std::vector<Axis> axes = {};        // outermost loop first
-  bool dense_dst = false;             // parts of cache lines of dst make whole ones in every tile, one piece of it
+  Pieces pieces = {};                 // of a tile that is put together before dst is written; empty where none is
   // Where src is read in chunks, pieces of memory that follow each other: the bytes and the tiles of one, which the
   // loops from `chunk_loop` on make. 0 bytes where it is not.
   int64_t chunk = 0, chunk_tiles = 1;
@@ -102,8 +108,8 @@ constexpr int64_t max_groups = 16 * most_picks;
 // Most bytes in a tile of plan_periods.
 constexpr int64_t max_dense = 20 * 1024;
 
-// Most bytes of a tile with dense_dst.
-constexpr int64_t most_dense_dst = 16 * 1024;
+// Most bytes of a tile with pieces.
+constexpr int64_t most_pieces = 16 * 1024;
 
 // Of a plan whose axes have their roles and steps: the smallest chunks, and the tables.
 void find_chunks(Plan& plan);

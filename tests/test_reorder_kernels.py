@@ -26,6 +26,7 @@ def test_blocks_of_each_width(isa, guarded, size, dtype):
 STREAMED = [((2, 64, 208, 208), torch.float32), ((3, 67, 155, 155), torch.float32), ((40, 19, 151, 151), torch.uint8)]
 STREAMED += [((3, 35, 210, 208), torch.float64), ((5, 48, 208, 208), torch.float16)]
 STREAMED += [((12, 3, 300, 301), torch.float32), ((16, 3, 300, 300), torch.uint8)]  # a few channels, padded
+STREAMED += [((70, 3, 210, 209), torch.uint8), ((24, 3, 300, 299), torch.float16)]
 
 
 @pytest.mark.parametrize(("size", "dtype"), STREAMED, ids=str)
@@ -50,6 +51,17 @@ def test_parts_of_lines_larger_than_the_caches(isa, guarded, size):
     x = random_bits(size, torch.float32)
     assert_reordered(x, "oihw", "OIhw8i8o")
     assert_reordered(x.to(torch.bfloat16), "oihw", "OIhw16i16o")
+
+
+# Steps that are whole on both sides, that end within the rows or the columns of one, and with padding.
+@pytest.mark.parametrize("size", [(528, 512, 3, 3), (515, 528, 3, 3), (1004, 260, 3, 3), (304, 160, 7, 7)], ids=str)
+@pytest.mark.parametrize("tag", ["OIhw16i16o", "OIhw8i8o", "Ohwi16o", "Ohwi8o", "OIhw4i16o4i"])
+def test_pieces_larger_than_the_caches(isa, guarded, size, tag):
+    """Lines of weights that are put together before they are written: to blocks and back."""
+    x = random_bits(size, torch.float32)
+    assert_reordered(x, "oihw", tag)
+    assert_reordered(x, tag, "oihw")
+    assert_reordered(x, "ohwi", tag)
 
 
 # Inner blocks of two axes: the columns end within a vector, lie alone, or form pairs that both sides keep together.

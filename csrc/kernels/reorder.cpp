@@ -143,7 +143,8 @@ bool transpose_few_rows(const Matrix& matrix, Traffic traffic) {
 // Dense rows of one of these numbers of elements, on either side. False where they have others.
 template <class T, int... each>
 bool transpose_rotated([[maybe_unused]] const Matrix& matrix, [[maybe_unused]] Traffic traffic) {
-  if constexpr (sizeof(T) == 4 && vector_bytes >= 32) return !traffic.stream && (RotatedRows<each>::run(matrix) || ...);
+  if constexpr (sizeof(T) == 4 && vector_bytes >= 32)
+    return !traffic.stream && (RotatedRows<T, each, vector_bytes>::run(matrix) || ...);
   return false;
 }
 
@@ -164,8 +165,8 @@ bool transpose_pieces(const Matrix& matrix) {
   return true;
 }
 
-// The tiles of rows that push each other out of the first cache: of src, of dst where the lines that they write in
-// parts stay until another tile writes the rest, and of dst where these would not.
+// The tiles of rows that push each other out of the first cache: of src and of dst where a tile's own lines stay, that
+// is, are there still when another tile reads or writes the rest of them, and where they do not.
 template <class T>
 struct AliasedTiles {
   static constexpr int size = sizeof(T), vector = vector_bytes / size;
@@ -173,6 +174,7 @@ struct AliasedTiles {
   using Short = FromWideRows<T, 32, size == 4 ? 8 : 16, false>;
   using OfSrc = std::conditional_t<(size > 4), ToWideRows<T, vector_bytes, vector>,
                                    std::conditional_t<whole_lines, FromWideRows<T, 64, 16, false>, Short>>;
+  using FewOfSrc = std::conditional_t<(size > 4), OfSrc, FromWideRows<T, 32, 8, false>>;
   using OfDst = std::conditional_t<whole_lines, ToWideRows<T, 64, 16>, Short>;
   using FewOfDst = ToWideRows<T, vector_bytes, size == 1 ? 8 : size == 2 ? vector_bytes / 8 : 4>;
 };
@@ -191,7 +193,10 @@ bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
     if (is_aliased(matrix.src_rows, matrix.rows) || (by_halves && lines_of_place(matrix.src_rows, matrix.rows) >= 8)) {
       constexpr int64_t run = (size == 4 ? 512 : 256) / size;
       const bool dst_stays = lines_of_place(matrix.dst_rows, std::min(matrix.cols, run)) <= ways();
-      return dst_stays && transpose_overlapping<typename Tiles::OfSrc, run>(matrix);
+      const bool stay = lines_of_place(matrix.src_rows, Tiles::OfSrc::rows) <= ways();
+      const auto move = stay ? transpose_overlapping<typename Tiles::OfSrc, run>
+                             : transpose_overlapping<typename Tiles::FewOfSrc, run>;
+      return dst_stays && move(matrix);
     }
     if constexpr (size <= 4) {
       if (!is_aliased(matrix.dst_rows, matrix.cols)) return false;

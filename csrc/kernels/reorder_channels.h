@@ -1,10 +1,12 @@
 // Images of three channels: in rows (nchw), side by side (nhwc) or at the beginning of blocks (nChw8c), some vectors of
-// pixels at a time. Between any two of them every pixel has four elements, the last of which is any.
+// pixels at a time. To blocks and from them every pixel has four elements, the last of which is any; between rows and
+// pixels side by side the three are rotated.
 //
 // Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
 #pragma once
 #include <array>
 
+#include "reorder_rotate.h"
 #include "reorder_tiles.h"
 
 namespace torch_blocked {
@@ -29,9 +31,21 @@ template <int bytes>
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(src + i + ahead);
 }
 
+// The channels' vectors of some tiles, side by side: of as many as make a cache line, past the caches.
+template <bool stream, class Registers, int n>
+[[gnu::always_inline]] inline void store_rows(const Registers (&tiles)[n], char* dst, const int64_t* rows, int64_t at) {
+#pragma GCC unroll 4
+  for (int c = 0; c < 3; c++)
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++)
+      store_and_fetch<stream>(dst + rows[c] + at + i * sizeof(tiles[i].row[c]), tiles[i].row[c]);
+}
+
 template <class T, int bytes>
 struct InRows {
   using Registers = Pixels<T, bytes>;
+  static constexpr int pixels = Registers::cols;
+  static constexpr bool in_rows = true;
 
   [[gnu::always_inline]] static void fetch(const char* src, const int64_t* rows, int64_t pixel) {
     for (int c = 0; c < 3; c++) __builtin_prefetch(src + rows[c] + pixel * sizeof(T) + prefetch_distance(true));
@@ -44,11 +58,11 @@ struct InRows {
     return tile;
   }
 
-  template <bool stream>
-  [[gnu::always_inline]] static void write(Registers tile, char* dst, const int64_t* rows, int64_t pixel) {
-    FromDenseRows<T, bytes, 4>::transpose(tile);
+  template <bool stream, int n>
+  [[gnu::always_inline]] static void write(Registers (&tiles)[n], char* dst, const int64_t* rows, int64_t pixel) {
 #pragma GCC unroll 4
-    for (int c = 0; c < 3; c++) store_and_fetch<stream>(dst + rows[c] + pixel * sizeof(T), tile.row[c]);
+    for (Registers& tile : tiles) FromDenseRows<T, bytes, 4>::transpose(tile);
+    store_rows<stream>(tiles, dst, rows, pixel * sizeof(T));
   }
 };
 
@@ -56,10 +70,11 @@ template <class T, int bytes>
 struct SideBySide {
   using Registers = Pixels<T, bytes>;
   using Bytes = Vector<bytes, uint8_t>;
-  static constexpr int words = bytes / 4, size = sizeof(T);
+  static constexpr int words = bytes / 4, size = sizeof(T), pixels = Registers::cols;
+  static constexpr bool in_rows = false;
 
   [[gnu::always_inline]] static void fetch(const char* src, const int64_t* rows, int64_t pixel) {
-    fetch_pixels<3 * Registers::cols * size>(src + rows[0] + pixel * 3 * size);
+    fetch_pixels<3 * pixels * size>(src + rows[0] + pixel * 3 * size);
   }
   [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char*) {
     const char* const from = src + rows[0] + pixel * 3 * size;
@@ -75,13 +90,13 @@ struct SideBySide {
   }
 
   template <bool stream>
-  [[gnu::always_inline]] static void write(const Registers& tile, char* dst, const int64_t* rows, int64_t pixel) {
+  [[gnu::always_inline]] static void write(const Registers (&tiles)[1], char* dst, const int64_t* rows, int64_t pixel) {
     char* const to = dst + rows[0] + pixel * 3 * size;
     Words<bytes> threes[4];
 #pragma GCC unroll 4
     for (int v = 0; v < 4; v++)
       threes[v] =
-          within_parts<true>(std::bit_cast<Words<bytes>>(tile.row[v]), std::make_integer_sequence<int, bytes>());
+          within_parts<true>(std::bit_cast<Words<bytes>>(tiles[0].row[v]), std::make_integer_sequence<int, bytes>());
     store_and_fetch<stream>(to, narrow<0>(threes[0], threes[1], every_word<bytes>));
     store_and_fetch<stream>(to + bytes, narrow<1>(threes[1], threes[2], every_word<bytes>));
     store_and_fetch<stream>(to + 2 * bytes, narrow<2>(threes[2], threes[3], every_word<bytes>));
@@ -123,23 +138,25 @@ template <class T, int bytes, int block>
 struct InBlocks {
   using Registers = Pixels<T, bytes>;
   static constexpr int size = sizeof(T), vectors = block / 4;  // of blocks for one of pixels
+  static constexpr int pixels = Registers::cols;
+  static constexpr bool in_rows = false;
 
   [[gnu::always_inline]] static void fetch(const char* src, const int64_t* rows, int64_t pixel) {
-    fetch_pixels<Registers::cols * block * size>(src + rows[0] + pixel * block * size);
+    fetch_pixels<pixels * block * size>(src + rows[0] + pixel * block * size);
   }
   // What follows the channels of the last pixel may not be readable.
   [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char* end) {
     const char* const from = src + rows[0] + pixel * block * size;
-    return from + Registers::cols * block * size <= end ? read_blocks(from) : read_last_blocks(from);
+    return from + pixels * block * size <= end ? read_blocks(from) : read_last_blocks(from);
   }
 
   template <bool stream>
-  [[gnu::always_inline]] static void write(const Registers& tile, char* dst, const int64_t* rows, int64_t pixel) {
+  [[gnu::always_inline]] static void write(const Registers (&tiles)[1], char* dst, const int64_t* rows, int64_t pixel) {
     char* const to = dst + rows[0] + pixel * block * size;
     const auto mask = std::bit_cast<typename Registers::Row>(three_of_four);
 #pragma GCC unroll 4
     for (int v = 0; v < 4; v++)
-      write_vectors<stream>(std::bit_cast<Words<bytes>>(tile.row[v] & mask), to + v * vectors * bytes,
+      write_vectors<stream>(std::bit_cast<Words<bytes>>(tiles[0].row[v] & mask), to + v * vectors * bytes,
                             std::make_integer_sequence<int, vectors>());
   }
 
@@ -195,17 +212,61 @@ struct InBlocks {
   }
 };
 
+// A vector of each channel, and as many pixels side by side.
+template <class T>
+using RotatedChannels = RotatedRows<T, 3, sizeof(T) == 4 && vector_bytes == 64 ? 64 : 16>;
+
+template <class T>
+struct ChannelRows : InRows<T, vector_bytes> {
+  using Registers = RotatedChannels<T>;
+
+  [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char*) {
+    Registers tile;
+#pragma GCC unroll 4
+    for (int c = 0; c < 3; c++) tile.row[c] = load<typename Registers::Row>(src + rows[c] + pixel * sizeof(T));
+    return tile;
+  }
+
+  template <bool stream, int n>
+  [[gnu::always_inline]] static void write(const Registers (&tiles)[n], char* dst, const int64_t* rows, int64_t pixel) {
+    store_rows<stream>(tiles, dst, rows, pixel * sizeof(T));
+  }
+};
+
+template <class T>
+struct RotatedPixels : SideBySide<T, vector_bytes> {
+  using Registers = RotatedChannels<T>;
+
+  [[gnu::always_inline]] static Registers read(const char* src, const int64_t* rows, int64_t pixel, const char*) {
+    return Registers::from_dense(src + rows[0] + pixel * 3 * sizeof(T));
+  }
+
+  template <bool stream>
+  [[gnu::always_inline]] static void write(Registers (&tiles)[1], char* dst, const int64_t* rows, int64_t pixel) {
+    tiles[0].template to_dense<stream>(dst + rows[0] + pixel * 3 * sizeof(T));
+  }
+};
+
 // Some pixels, at least as many as one vector has of a channel: the last vectors overlap those before them. The rows
 // are those of the channels, or one. Nothing is read from src_end on.
 template <class From, class To, bool stream>
 void move_pixels(const char* src, const int64_t* src_rows, char* dst, const int64_t* dst_rows, int64_t pixels,
                  const char* src_end) {
-  constexpr int some = From::Registers::cols;
-  for (int64_t i = 0; i < pixels; i += some) {
-    const int64_t pixel = std::min(i, pixels - some);
-    From::fetch(src, src_rows, pixel);
-    To::template write<stream>(From::read(src, src_rows, pixel, src_end), dst, dst_rows, pixel);
-  }
+  constexpr int some = From::pixels;
+  const auto move_tiles = [=]<int n>(int64_t first, std::integral_constant<int, n>) __attribute__((always_inline)) {
+    typename To::Registers tiles[n];
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++) {
+      From::fetch(src, src_rows, first + i * some);
+      tiles[i] = From::read(src, src_rows, first + i * some, src_end);
+    }
+    To::template write<stream>(tiles, dst, dst_rows, first);
+  };
+  constexpr int per_line = stream && To::in_rows ? 64 / vector_bytes : 1;
+  int64_t done = 0;
+  for (; done + per_line * some <= pixels; done += per_line * some)
+    move_tiles(done, std::integral_constant<int, per_line>());
+  for (; done < pixels; done += some) move_tiles(std::min(done, pixels - some), std::integral_constant<int, 1>());
 }
 
 // What moves three channels from one form to another. By the bytes from one pixel to the next where they are not in
@@ -216,17 +277,21 @@ struct ThreeChannels {
   using Blocks = InBlocks<T, vector_bytes, block>;
   using Rows = InRows<T, vector_bytes>;
   using Packed = SideBySide<T, vector_bytes>;
+  // SSE2 has no instruction that blends vectors.
+  static constexpr bool rotates = vector_bytes > 16;
+  using PlainRows = std::conditional_t<rotates, ChannelRows<T>, Rows>;
+  using PlainPixels = std::conditional_t<rotates, RotatedPixels<T>, Packed>;
   using Move = decltype(&move_pixels<Rows, Packed, stream>);
   static constexpr int64_t packed_bytes = 3 * sizeof(T), fewest_pixels = vector_bytes / sizeof(T);
   // SSE2 has no instruction that moves bytes or halves to any place: one by one they are faster.
   static constexpr bool packs = sizeof(T) == 4 || vector_bytes > 16;
 
   static Move from_rows(int64_t dst_stride) {
-    if (packs && dst_stride == packed_bytes) return move_pixels<Rows, Packed, stream>;
+    if (packs && dst_stride == packed_bytes) return move_pixels<PlainRows, PlainPixels, stream>;
     return with_blocks(dst_stride, []<class To>(To) -> Move { return move_pixels<Rows, To, stream>; });
   }
   static Move to_rows(int64_t src_stride) {
-    if (packs && src_stride == packed_bytes) return move_pixels<Packed, Rows, stream>;
+    if (packs && src_stride == packed_bytes) return move_pixels<PlainPixels, PlainRows, stream>;
     return with_blocks(src_stride, []<class From>(From) -> Move { return move_pixels<From, Rows, stream>; });
   }
   static Move from_blocks(int64_t src_stride) {

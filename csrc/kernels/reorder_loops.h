@@ -160,6 +160,17 @@ void transpose_elements(Matrix matrix) {
     }
 }
 
+// The first cache keeps as many lines of one place as it has ways: of those whose distance is a multiple of `way`
+// bytes.
+constexpr int64_t way = 4096;
+int64_t ways() { return caches().l1 / way; }
+
+// How far apart rows are, as the places of their lines go: a power of two, at most `way`; 0 where they are not even.
+int64_t apart(const RowOffsets& rows) { return std::min(rows.stride & -rows.stride, way); }
+
+// Of a line of each of n rows, how many share a place.
+int64_t lines_of_place(const RowOffsets& rows, int64_t n) { return n * apart(rows) / way; }
+
 // Elements of a vector or a few, along some rows of one side at a time, `length` of each. A row has its own load and
 // its own store, whose addresses are evenly apart: those a CPU fetches ahead of, not one load's that takes the rows by
 // turns, which within the caches takes up to twice as long.
@@ -175,8 +186,7 @@ template <int size, int some, bool along_src, class Rows>
       char* const to = dst + (along_src ? dst_rows[i] : i * size);
 #pragma GCC unroll 8
       for (int r = 0; r < some; r++)
-        store<false>(to + (along_src ? r * size : offsets[r]),
-                     load<Vector<size>>(from + (along_src ? offsets[r] : r * size)));
+        copy<size>(from + (along_src ? offsets[r] : r * size), to + (along_src ? r * size : offsets[r]));
     }
     if constexpr (along_src)
       src_rows = src_rows + some, dst += some * size;
@@ -216,8 +226,8 @@ template <int size, class Rows>
       const auto low = widen<Vector<2 * size>>(load<Vector<size>>(first + c * size));
       store<false>(to, insert<1>(low, load<Vector<size>>(second + c * size)));
     } else {
-      store<false>(to, load<Vector<size>>(first + c * size));
-      store<false>(to + size, load<Vector<size>>(second + c * size));
+      copy<size>(first + c * size, to);
+      copy<size>(second + c * size, to + size);
     }
   }
 }
@@ -237,8 +247,8 @@ template <int size, class Rows>
 #pragma GCC unroll 4
   for (; r < rows; r++) {
     const char* const from = src + src_rows[r];
-    store<false>(first + r * size, load<Vector<size>>(from));
-    store<false>(second + r * size, load<Vector<size>>(from + size));
+    copy<size>(from, first + r * size);
+    copy<size>(from + size, second + r * size);
   }
 }
 
@@ -249,8 +259,10 @@ template <int size, class Rows>
   if (matrix.cols == 2) return split_pairs<size>(src, src_rows, dst, dst_rows, matrix.rows);
   if (along_src)
     move_wide<size, 8, true>(src, src_rows, dst, dst_rows, matrix.rows, matrix.cols);
-  else
+  else if (lines_of_place(matrix.dst_rows, 8) < ways())
     move_wide<size, 8, false>(src, src_rows, dst, dst_rows, matrix.cols, matrix.rows);
+  else  // they would push each other out of the first cache
+    move_wide<size, 4, false>(src, src_rows, dst, dst_rows, matrix.cols, matrix.rows);
 }
 
 // Along the side whose rows are a larger power of two apart, a few of them in their full length: they are the ones that
@@ -306,17 +318,6 @@ bool transpose_overlapping(const Matrix& matrix) {
 
 // Whether the last tile of so many rows or columns would do little that the one before it did.
 bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all % tile > tile / 2; }
-
-// The first cache keeps as many lines of one place as it has ways: of those whose distance is a multiple of `way`
-// bytes.
-constexpr int64_t way = 4096;
-int64_t ways() { return caches().l1 / way; }
-
-// How far apart rows are, as the places of their lines go: a power of two, at most `way`; 0 where they are not even.
-int64_t apart(const RowOffsets& rows) { return std::min(rows.stride & -rows.stride, way); }
-
-// Of a line of each of n rows, how many share a place.
-int64_t lines_of_place(const RowOffsets& rows, int64_t n) { return n * apart(rows) / way; }
 
 // Whether rows push each other out of the first cache: if all have one place, sooner.
 bool is_aliased(const RowOffsets& rows, int64_t n) {

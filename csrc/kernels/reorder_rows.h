@@ -15,12 +15,12 @@ namespace {
 template <int bytes, bool stream, class Rows>
 [[gnu::always_inline]] inline void copy_vectors_of(const char* src, Rows src_rows, char* dst, Rows dst_rows,
                                                    int64_t rows, int64_t size, const char* next_src) {
-  const auto copy = [&](int64_t r) {
+  const auto copy_row = [&](int64_t r) {
     const char* from = src + src_rows[r];
     char* to = dst + dst_rows[r];
     for (int64_t i = 0; i < size; i += bytes) {
       if (stream) __builtin_prefetch(next_src ? next_src + r * size + i : from + i + prefetch_distance(stream));
-      store<stream>(to + i, load<Vector<bytes>>(from + i));
+      copy<bytes, stream>(from + i, to + i);
     }
   };
   constexpr int64_t ahead = 8;
@@ -28,9 +28,9 @@ template <int bytes, bool stream, class Rows>
 #pragma GCC unroll 4
   for (; !stream && r < rows - ahead; r++) {
     __builtin_prefetch(dst + dst_rows[r + ahead], 1);
-    copy(r);
+    copy_row(r);
   }
-  for (; r < rows; r++) copy(r);
+  for (; r < rows; r++) copy_row(r);
 }
 
 // A row of one vector is no loop, and where they are even found by its distance.
@@ -50,7 +50,7 @@ void copy_vectors(const char* src, RowOffsets src_rows, char* dst, RowOffsets ds
 template <int bytes, bool stream>
 void clear_vectors(char* dst, const int64_t* dst_rows, int64_t rows, int64_t size) {
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t i = 0; i < size; i += bytes) store<stream>(dst + dst_rows[r] + i, Vector<bytes>{});
+    for (int64_t i = 0; i < size; i += bytes) clear<bytes, stream>(dst + dst_rows[r] + i);
 }
 
 // From sizeof(Half) to 2 * sizeof(Half) bytes, by two moves that may overlap.
@@ -72,7 +72,8 @@ void pad_short_rows_of(const char* src, const int64_t* src_rows, char* dst, cons
   const int64_t tail = size - sizeof(Half);
   for (int64_t r = 0; r < rows; r++) {
     const uint64_t first = load<Half>(src + src_rows[r]), last = load<Half>(src + src_rows[r] + tail);
-    Vector<padded> row = {};
+    constexpr int part = std::min(padded, vector_bytes);
+    Vector<part> row = {};
     if constexpr (sizeof(Half) == 8 && padded >= 16) {
       row[0] = first;
       row[1] = tail > 0 ? last >> 8 * (8 - tail) : 0;
@@ -80,6 +81,7 @@ void pad_short_rows_of(const char* src, const int64_t* src_rows, char* dst, cons
       row[0] = first | last << 8 * tail;
     }
     store<stream>(dst + dst_rows[r], row);
+    clear<padded, stream, part>(dst + dst_rows[r]);
   }
 }
 
@@ -133,8 +135,8 @@ void copy_any_rows(const char* src, RowOffsets src_offsets, char* dst, RowOffset
     return;
   if (size < padded_size) clear_rows<stream>(dst, dst_rows, rows, padded_size);
   if (size == 0) return;
-  const auto by_vectors = [&](auto copy, const char* ahead) {
-    copy(src, src_offsets, dst, dst_offsets, rows, size, ahead);
+  const auto by_vectors = [&](auto copy_all, const char* ahead) {
+    copy_all(src, src_offsets, dst, dst_offsets, rows, size, ahead);
   };
   if (size % 64 == 0 && (stream || size == 64)) return by_vectors(copy_vectors<64, stream>, next_src);
   if (size == 32) return by_vectors(copy_vectors<32, stream>, next_src);

@@ -195,16 +195,10 @@ struct WholeLines {
       char* const line = dst + dst_rows[c];
       const bool is_line = reinterpret_cast<uintptr_t>(line) % 64 == 0;
       if (stream && is_line)
-        copy_line<true>(lines[c], line);
+        copy<64, true>(lines[c], line);
       else
-        copy_line<false>(lines[c], line);
+        copy<64>(lines[c], line);
     }
-  }
-
-  template <bool stream>
-  [[gnu::always_inline]] static void copy_line(const char* src, char* dst) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 64; i += vector_bytes) store<stream>(dst + i, load<Vector<vector_bytes>>(src + i));
   }
 };
 

@@ -67,14 +67,31 @@ template <class T>
 // Stores a vector; with `stream`, where it is aligned, past the caches.
 template <bool stream, class Row>
 inline void store(char* dst, const Row& row) {
-  if constexpr (stream && sizeof(Row) >= 16 && sizeof(Row) <= vector_bytes) {
+  static_assert(sizeof(Row) <= vector_bytes, "GCC moves wider ones by 16 bytes, through the stack");
+  if constexpr (stream && sizeof(Row) >= 16) {
     if (reinterpret_cast<uintptr_t>(dst) % sizeof(Row) == 0) return stream_store(dst, row);
   }
   std::memcpy(dst, &row, sizeof(Row));
 }
 
-// The same, and within the caches the line two farther is fetched, which is written soon: stores wait for their lines
-// one after the other, and what lies in two lines for both.
+// Copies as many bytes, by vectors.
+template <int bytes, bool stream = false>
+[[gnu::always_inline]] inline void copy(const char* src, char* dst) {
+  constexpr int part = std::min(bytes, vector_bytes);
+#pragma GCC unroll 4
+  for (int i = 0; i < bytes; i += part) store<stream>(dst + i, load<Vector<part>>(src + i));
+}
+
+// Clears as many bytes, from byte `first` on.
+template <int bytes, bool stream, int first = 0>
+[[gnu::always_inline]] inline void clear(char* dst) {
+  constexpr int part = std::min(bytes, vector_bytes);
+#pragma GCC unroll 4
+  for (int i = first; i < bytes; i += part) store<stream>(dst + i, Vector<part>{});
+}
+
+// The same as `store`, and within the caches the line two farther is fetched, which is written soon: stores wait for
+// their lines one after the other, and what lies in two lines for both.
 template <bool stream, class Row>
 inline void store_and_fetch(char* dst, const Row& row) {
   if constexpr (!stream) __builtin_prefetch(dst + 128, 1);
