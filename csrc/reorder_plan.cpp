@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "isa.h"
 #include "streaming.h"
 
 namespace torch_blocked::reorder_plan {
@@ -169,14 +168,13 @@ void lengthen(Plan& plan, Role role, const Choose& choose) {
   }
 }
 
-// Cuts an axis into about equal steps of whole units; none is longer than `limit` where that is a number of them.
+}  // namespace
+
 void set_steps_of_units(Axis& axis, int64_t limit, int64_t unit) {
   const int64_t steps = (axis.padded + limit - 1) / limit;
   axis.step = ((axis.padded + steps - 1) / steps + unit - 1) / unit * unit;
 }
 
-// Steps that begin with whole periods, so that one table of offsets serves for all of them, and with whole cache lines;
-// or where `limit` is too small for both, with one of these.
 void set_even_steps(Axis& axis, int64_t limit, int64_t element_size) {
   const int64_t period = std::max(axis.src.period(), axis.dst.period()), line = 64 / element_size;
   const int64_t both = std::lcm(period, line);
@@ -186,12 +184,12 @@ void set_even_steps(Axis& axis, int64_t limit, int64_t element_size) {
                                                      : std::min(line, limit));
 }
 
-// The loop whose steps are farther apart goes outside. By the shorter of the two distances: then src and dst are both
-// walked in pieces of many cache lines, and neither in order at the cost of the other. Of two as far, that in src.
 void order_loops(Plan& plan) {
   const auto far = [](const Axis& axis) { return std::pair(distance(axis), std::abs(axis.src.at(axis.step))); };
   std::stable_sort(plan.axes.begin(), plan.axes.end(), [&](const Axis& a, const Axis& b) { return far(a) > far(b); });
 }
+
+namespace {
 
 constexpr int64_t tile_numel = 16 * 1024, tile_bytes = 32 * 1024;
 
@@ -365,74 +363,6 @@ bool plan_groups(Plan& plan, Role across, Role along, Offsets Axis::* apart, Off
                      [&](const Axis& axis) { return axis.dim == axis.padded || may_be_padded(axis); });
 }
 
-// The pieces of memory that the first `n` columns make in dst, each of them `row_bytes` bytes.
-Pieces pieces_of(const Offsets& cols, int64_t n, int64_t row_bytes) {
-  std::vector<std::pair<int64_t, int64_t>> places(n);
-  for (int64_t c = 0; c < n; c++) places[c] = {cols.at(c), c};
-  std::sort(places.begin(), places.end());
-  Pieces pieces;
-  pieces.cols.resize(n);
-  for (int64_t i = 0; i < n; i++) {
-    pieces.cols[places[i].second] = i * row_bytes;
-    if (i > 0 && places[i].first == places[i - 1].first + row_bytes) continue;
-    pieces.from.push_back(i * row_bytes);
-    pieces.to.push_back(places[i].first);
-  }
-  return pieces;
-}
-
-bool are_even(const Pieces& pieces, int64_t bytes) {
-  for (size_t i = 0; i < pieces.from.size(); i++)
-    if (pieces.from[i] != int64_t(i) * bytes) return false;
-  return true;
-}
-
-// The largest multiple of `unit` up to `limit` that divides `all`, or 0.
-int64_t even_step(int64_t all, int64_t limit, int64_t unit) {
-  int64_t step = std::min(all, limit) / unit * unit;
-  while (step > 0 && all % step != 0) step -= unit;
-  return step;
-}
-
-// Past the caches: steps that are put together in the first one and written by pieces of memory. Well past them where
-// a tile writes parts of cache lines that make whole ones together (of 19 MB two threads would take 1.7 times as long);
-// by vectors of half a line, which are put together anyway, also where tiles would write lone lines to many places, as
-// in weights: a Zen 3 streams 10 GB/s by a line to each of 16 rows in turn, and 40 by pieces of 576 bytes. Rows of
-// planes are long enough in any case.
-void find_pieces(Plan& plan) {
-  constexpr int64_t line = 64, some_cols = 16, least = 256;
-  const int64_t element_size = plan.element_size;
-  Plan cut = plan;
-  Axis &rows = cut.axis(Role::Rows), &cols = cut.axis(Role::Cols);
-  int64_t dst_bytes = element_size;
-  for (const Axis& axis : plan.axes) dst_bytes *= axis.padded;
-  const auto row_bytes = [&] { return std::min(rows.step, rows.padded) * element_size; };
-  const bool parts = row_bytes() < line, padded = rows.dim != rows.padded || cols.dim != cols.padded;
-  if (parts ? !outgrows_caches(2 * dst_bytes, little_work_cache_room) : isa() >= Isa::AVX512 || padded) return;
-  if (cols.dst.affine() && (parts || rows.src.affine() || cols.dst.stride % line != 0)) return;
-
-  const int64_t most = parts ? most_pieces : 12 * 1024;  // beside src in a first cache of 32 KB
-  const int64_t unit = std::lcm(cols.dst.period(), line / std::gcd(row_bytes(), line));
-  const int64_t least_cols = cols.src.affine() ? std::lcm(unit, some_cols) : std::lcm(unit, cols.step);
-  if (!parts && least_cols * row_bytes() > most && rows.dst.affine())
-    set_even_steps(rows, std::max<int64_t>(most / least_cols / element_size, 1), element_size);
-  const int64_t limit = most / row_bytes() / unit * unit;
-  if (limit == 0 || cols.padded % unit != 0) return;
-  if (!parts)
-    cols.step = even_step(cols.src.affine() ? cols.padded : cols.step, limit, unit);
-  else  // one piece, which the last step may have less of
-    set_steps_of_units(cols, cols.dst.at(unit) == unit * row_bytes() ? limit : unit, unit);
-  if (cols.step == 0) return;
-
-  cut.pieces = pieces_of(cols.dst, cols.step, row_bytes());
-  const int64_t n = cut.pieces.to.size(), bytes = cols.step * row_bytes() / n;
-  const bool whole = rows.padded % std::min(rows.step, rows.padded) == 0 && (parts || cols.padded % cols.step == 0);
-  if ((!whole && n < cols.step) || !are_even(cut.pieces, bytes) || bytes % line != 0 || (parts ? n > 1 : bytes < least))
-    return;
-  order_loops(cut);
-  plan = std::move(cut);
-}
-
 }  // namespace
 
 void write_tables(Plan& plan) {
@@ -440,13 +370,14 @@ void write_tables(Plan& plan) {
     offsets.table.resize(offsets.period() - 1 + step);
     for (size_t i = 0; i < offsets.table.size(); i++) offsets.table[i] = offsets.at(i);
   };
+  auto& [dense, from, to] = plan.periods;
+  const bool put_together = dense.stride != 0 || !plan.pieces.to.empty();  // columns have a table of their own
   for (Axis& axis : plan.axes) {
     if (axis.role != Role::Rows && axis.role != Role::Cols) continue;
     const int64_t step = std::min(axis.step, axis.padded);
     if (!axis.src_adjacent) write(axis.src, step);
-    if (!axis.dst_adjacent) write(axis.dst, step);
+    if (!axis.dst_adjacent && !(put_together && axis.role == Role::Cols)) write(axis.dst, step);
   }
-  auto& [dense, from, to] = plan.periods;
   if (dense.stride == 0) return;
   const Axis& cols = plan.axis(Role::Cols);
   write(dense, cols.step);

@@ -111,6 +111,20 @@ constexpr int64_t max_dense = 20 * 1024;
 // Most bytes of a tile with pieces.
 constexpr int64_t most_pieces = 16 * 1024;
 
+// Cuts an axis into about equal steps of whole units; none is longer than `limit` where that is a number of them.
+void set_steps_of_units(Axis& axis, int64_t limit, int64_t unit);
+
+// Steps that begin with whole periods, so that one table of offsets serves for all of them, and with whole cache lines;
+// or where `limit` is too small for both, with one of these.
+void set_even_steps(Axis& axis, int64_t limit, int64_t element_size);
+
+// The loop whose steps are farther apart goes outside. By the shorter of the two distances: then src and dst are both
+// walked in pieces of many cache lines, and neither in order at the cost of the other. Of two as far, that in src.
+void order_loops(Plan& plan);
+
+// Of a plan whose axes have their roles and steps, that goes past the caches: the pieces, with shorter steps.
+void find_pieces(Plan& plan);
+
 // Of a plan whose axes have their roles and steps: the smallest chunks, and the tables.
 void find_chunks(Plan& plan);
 void write_tables(Plan& plan);

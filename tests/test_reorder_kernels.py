@@ -53,6 +53,21 @@ def test_parts_of_lines_larger_than_the_caches(isa, guarded, size):
     assert_reordered(x.to(torch.bfloat16), "oihw", "OIhw16i16o")
 
 
+RUNS = [((1020, 300, 3, 3), torch.float32, "OIhw8i8o", "OIhw4i16o4i")]
+RUNS += [((1000, 1024, 3, 3), torch.bfloat16, tag, "OIhw8i16o2i") for tag in ("OIhw8i8o", "Ohwi8o")]
+RUNS += [((8, 6074, 11, 11), torch.bfloat16, "OIhw4i16o4i", "OIhw8i8o")]
+RUNS += [
+    ((1008, 1211, 3, 3), torch.uint8, "OIhw8i16o2i", "OIhw16i16o"),
+    ((8, 12, 204, 203), torch.float32, "nChw4c", "OIhw8i8o"),
+]
+
+
+@pytest.mark.parametrize(("size", "dtype", "src", "dst"), RUNS, ids=str)
+def test_runs_of_src_larger_than_the_caches(isa, guarded, size, dtype, src, dst):
+    """Blocks of src whose runs are shorter than what makes whole cache lines of dst."""
+    assert_reordered(random_bits(size, dtype), src, dst)
+
+
 # Steps that are whole on both sides, that end within the rows or the columns of one, and with padding.
 @pytest.mark.parametrize("size", [(528, 512, 3, 3), (515, 528, 3, 3), (1004, 260, 3, 3), (304, 160, 7, 7)], ids=str)
 @pytest.mark.parametrize("tag", ["OIhw16i16o", "OIhw8i8o", "Ohwi16o", "Ohwi8o", "OIhw4i16o4i"])

@@ -174,7 +174,7 @@ struct AliasedTiles {
   using Short = FromWideRows<T, 32, size == 4 ? 8 : 16, false>;
   using OfSrc = std::conditional_t<(size > 4), ToWideRows<T, vector_bytes, vector>,
                                    std::conditional_t<whole_lines, FromWideRows<T, 64, 16, false>, Short>>;
-  using FewOfSrc = std::conditional_t<(size > 4), OfSrc, FromWideRows<T, 32, 8, false>>;
+  using FewOfSrc = std::conditional_t<(size > 4) || whole_lines, OfSrc, FromWideRows<T, 32, 8, false>>;
   using OfDst = std::conditional_t<whole_lines, ToWideRows<T, 64, 16>, Short>;
   using FewOfDst = ToWideRows<T, vector_bytes, size == 1 ? 8 : size == 2 ? vector_bytes / 8 : 4>;
 };
