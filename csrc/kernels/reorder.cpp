@@ -118,7 +118,8 @@ bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
         }
       return transpose_blocks<T, block, bytes / 2>(matrix, traffic);
     }
-    if (!dense && 2 * matrix.padded_rows * size >= bytes) return false;
+    constexpr bool halves = size <= 2 && bytes == 32;  // by half as many shuffles as vectors of 16 bytes take
+    if (!dense && 2 * matrix.padded_rows * size >= bytes && !halves) return false;
     constexpr int narrow = bytes == 64 ? 32 : bytes;
     const auto run = dense ? transpose_tiles<Dense, FromWideRows<T, narrow, block, true>>
                            : transpose_tiles<Apart, FromWideRows<T, narrow, block, false>>;

@@ -62,30 +62,92 @@ struct Interleaved {
   }
 };
 
+// Lines of quadruples of bytes, one in each part of some vectors: of their rows, which follow each other, whole vectors
+// are read and written, and a line takes half as many instructions.
+template <int bytes>
+struct LinesOfParts {
+  using Rows = Tile<uint8_t, bytes, 4>;
+  using Words = Tile<uint32_t, bytes, 4>;
+  static constexpr int lines = Rows::parts;
+
+  template <bool stream>
+  [[gnu::always_inline]] static void join(const char* src, int64_t stride, char* dst, const int64_t* dst_lines) {
+    Rows tile;
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; g++) tile.row[g] = load<typename Rows::Row>(src + g * stride);
+    for (int step = 1; step < 4; step *= 2) tile.shuffle_within_parts();
+    store_lines<stream>(tile, dst, dst_lines, std::make_integer_sequence<int, lines>());
+  }
+
+  template <bool stream, int... part>
+  [[gnu::always_inline]] static void store_lines(const Rows& tile, char* dst, const int64_t* dst_lines,
+                                                 std::integer_sequence<int, part...>) {
+    (store_part<part, stream>(tile, dst + dst_lines[part]), ...);
+  }
+
+  template <int part, bool stream>
+  [[gnu::always_inline]] static void store_part(const Rows& tile, char* line) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      const auto halves = std::bit_cast<Vector<bytes>>(tile.row[i]);
+      store<stream>(line + i * 16, __builtin_shufflevector(halves, halves, 2 * part, 2 * part + 1));
+    }
+  }
+
+  [[gnu::always_inline]] static void split(const char* src, const int64_t* src_lines, char* dst, int64_t stride) {
+    Words tile;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      const auto parts = gather<uint8_t, 1, bytes, 16>(src + i * 16, src_lines);
+      tile.row[i] = std::bit_cast<typename Words::Row>(Interleaved<uint8_t, 4>::template transpose_parts<4, 4>(parts));
+    }
+    for (int step = 1; step < 4; step *= 2) tile.shuffle_within_parts();
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; g++) store<false>(dst + g * stride, tile.row[g]);
+  }
+};
+
+// Vectors of four parts have a line each.
+template <int group>
+constexpr bool by_parts = group == 4 && vector_bytes == 32;
+
 template <class T, int group>
 void interleave(const char* src, char* dst, const int64_t* dst_lines, int64_t lines, int64_t run, bool stream) {
   using Vectors = Interleaved<T, group>;
+  using Lines = LinesOfParts<vector_bytes>;
   constexpr int row_bytes = 64 / group;
   int64_t rows[group];
   for (int g = 0; g < group; g++) rows[g] = g * run * row_bytes;
-  for (int64_t first = 0; first < lines; first += run, src += (group - 1) * run * row_bytes)
-    for (int64_t i = first; i < first + run; i++, src += row_bytes)
+  for (int64_t first = 0; first < lines; first += run, src += (group - 1) * run * row_bytes) {
+    int64_t i = first;
+    if constexpr (by_parts<group>)
+      for (; i + Lines::lines <= first + run; i += Lines::lines, src += vector_bytes)
+        stream ? Lines::template join<true>(src, rows[1], dst, dst_lines + i)
+               : Lines::template join<false>(src, rows[1], dst, dst_lines + i);
+    for (; i < first + run; i++, src += row_bytes)
       for (int v = 0; v < 64 / vector_bytes; v++) {
         const auto line = Vectors::join(src + v * Vectors::piece_bytes, rows);
         char* const to = dst + dst_lines[i] + v * vector_bytes;
         stream ? store<true>(to, line) : store_and_fetch<false>(to, line);
       }
+  }
 }
 
 template <class T, int group>
 void deinterleave(const char* src, const int64_t* src_lines, char* dst, int64_t lines, int64_t run) {
   using Vectors = Interleaved<T, group>;
+  using Lines = LinesOfParts<vector_bytes>;
   constexpr int row_bytes = 64 / group;
-  for (int64_t first = 0; first < lines; first += run, dst += (group - 1) * run * row_bytes)
-    for (int64_t i = first; i < first + run; i++, dst += row_bytes)
+  for (int64_t first = 0; first < lines; first += run, dst += (group - 1) * run * row_bytes) {
+    int64_t i = first;
+    if constexpr (by_parts<group>)
+      for (; i + Lines::lines <= first + run; i += Lines::lines, dst += vector_bytes)
+        Lines::split(src, src_lines + i, dst, run * row_bytes);
+    for (; i < first + run; i++, dst += row_bytes)
       for (int v = 0; v < 64 / vector_bytes; v++)
         Vectors::split(load<typename Vectors::Row>(src + src_lines[i] + v * vector_bytes),
                        dst + v * Vectors::piece_bytes, run * row_bytes);
+  }
 }
 
 }  // namespace
