@@ -17,7 +17,8 @@
 //               block is not full): rows of bytes are copied
 //   transpose   the columns lie side by side in src, the rows in dst (nchw -> nChw16c -> nchw, oihw -> OIhw16i16o);
 //               up to a cache line that lies side by side in both is one element (nhwc <-> nChw16c in the caches);
-//               where a tile is one small block on both sides, its bytes are permuted as they are (oihw -> Oihw16o)
+//               where a tile is one small block on both sides, its bytes are permuted as they are (oihw -> Oihw16o);
+//               past the caches a tile may be put together in the first one and written by pieces of memory
 //   interleave  the same, and a few of the columns alternate in dst (oihw -> OIhw8i16o2i); and back: deinterleave
 //   periods     the same, and columns far apart in dst share a few places of the first cache (oihw -> Ohwi16o)
 //   reference   any two axes: element by element

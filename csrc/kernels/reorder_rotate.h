@@ -109,7 +109,7 @@ struct RotatedRows {
     (store<stream>(dst + v * vector_bytes, dense<v>()), ...);
   }
 
-  // Vector v of dense rows. Its parts are those of successive ones of the rotated.
+  // Vector v of dense rows. Its parts are those of successive ones of the rotated, of which `done` are in so_far.
   template <int v, int done = 0>
   [[gnu::always_inline]] Row dense(Row so_far = Row{}) const {
     constexpr int from = (v * parts + done) % cols;
