@@ -96,9 +96,8 @@ void run_pieces(const Tile& tile, const Plan& plan, const ReorderKernels& kernel
   put.cols.dst = {pieces.cols.data()};
   put.next_src = nullptr;
   transpose_tile(put, plan, false, kernels);
-  const int64_t row_bytes = tile.rows.padded_size * plan.element_size,
-                n = by_col ? tile.cols.padded_size : pieces.to.size();
-  const int64_t bytes = tile.cols.padded_size * row_bytes / n;
+  const int64_t all = tile.rows.padded_size * tile.cols.padded_size * plan.element_size;
+  const int64_t n = by_col ? tile.cols.padded_size : pieces.to.size(), bytes = all / n;
   kernels.copy_rows(between, {pieces.from.data()}, tile.dst, {pieces.to.data()}, n, bytes, bytes,
                     {true, tile.next_src ? tile.next_src : between});
 }
@@ -202,7 +201,7 @@ constexpr Implementation implementations[] = {
 struct Planned {
   MemoryDesc src_md, dst_md;
   int64_t element_size = 0;  // the plan's own may be wider
-  Isa tier{};
+  Isa tier{};                // whose vectors it was planned for
   const Implementation* implementation = nullptr;
   Plan plan{};
 };

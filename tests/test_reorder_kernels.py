@@ -56,10 +56,8 @@ def test_parts_of_lines_larger_than_the_caches(isa, guarded, size):
 RUNS = [((1020, 300, 3, 3), torch.float32, "OIhw8i8o", "OIhw4i16o4i")]
 RUNS += [((1000, 1024, 3, 3), torch.bfloat16, tag, "OIhw8i16o2i") for tag in ("OIhw8i8o", "Ohwi8o")]
 RUNS += [((8, 6074, 11, 11), torch.bfloat16, "OIhw4i16o4i", "OIhw8i8o")]
-RUNS += [
-    ((1008, 1211, 3, 3), torch.uint8, "OIhw8i16o2i", "OIhw16i16o"),
-    ((8, 12, 204, 203), torch.float32, "nChw4c", "OIhw8i8o"),
-]
+RUNS += [((1008, 1211, 3, 3), torch.uint8, "OIhw8i16o2i", "OIhw16i16o")]
+RUNS += [((8, 12, 204, 203), torch.float32, "nChw4c", "OIhw8i8o")]
 
 
 @pytest.mark.parametrize(("size", "dtype", "src", "dst"), RUNS, ids=str)
