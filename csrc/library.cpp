@@ -34,6 +34,7 @@ TORCH_LIBRARY(torch_blocked, m) {
   m.def(
       "reorder(Tensor src, SymInt[] size, int[] src_blocking, int[] dst_order, int[] dst_blocking, "
       "ScalarType? dtype=None) -> Tensor");
+  m.def("reorder_tile_rate(Tensor src, int[] size, int[] src_blocking, int[] dst_order, int[] dst_blocking) -> float");
   m.def(
       "convolution(Tensor src, int[]? src_blocking, Tensor weight, int[] weight_size, int[]? weight_blocking, Tensor? "
       "bias, "
@@ -118,6 +119,7 @@ TORCH_LIBRARY_IMPL(torch_blocked, CPU, m) {
   m.impl("copy_out", torch_blocked::copy_out_cpu);
   m.impl("linear", torch_blocked::linear_cpu);
   m.impl("reorder", torch_blocked::reorder_cpu);
+  m.impl("reorder_tile_rate", torch_blocked::reorder_tile_rate_cpu);
   m.impl("convolution", torch_blocked::convolution_cpu);
   m.impl("convolution_out", torch_blocked::convolution_out_cpu);
   m.impl("convolution_chain", torch_blocked::Registered<torch_blocked::convolution_chain_cpu>::call);

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "caches.h"
 #include "isa.h"
 #include "kernels/reorder.h"
 #include "parallel.h"
@@ -99,7 +102,7 @@ void run_pieces(const Tile& tile, const Plan& plan, const ReorderKernels& kernel
   const int64_t all = tile.rows.padded_size * tile.cols.padded_size * plan.element_size;
   const int64_t n = by_col ? tile.cols.padded_size : pieces.to.size(), bytes = all / n;
   kernels.copy_rows(between, {pieces.from.data()}, tile.dst, {pieces.to.data()}, n, bytes, bytes,
-                    {true, tile.next_src ? tile.next_src : between});
+                    {plan.stream, tile.next_src ? tile.next_src : between});
 }
 
 void run_transpose(const Tile& tile, const Plan& plan, const ReorderKernels& kernels) {
@@ -326,25 +329,73 @@ bool has_elements(const MemoryDesc& md) {
   return std::all_of(md.dims, md.dims + md.ndims, [](int64_t dim) { return dim > 0; });
 }
 
+const Planned& checked_plan(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
+  if (element_size < 1 || element_size > 16 || (element_size & (element_size - 1)) != 0)
+    throw std::invalid_argument("reorder: elements of 1, 2, 4, 8 or 16 bytes, got " + std::to_string(element_size));
+  return plan_once(src_md, dst_md, element_size);
+}
+
+int64_t tiles_of(const Plan& plan) {
+  int64_t tiles = 1;
+  for (const Axis& axis : plan.axes) tiles *= axis.steps();
+  return tiles;
+}
+
+int64_t dst_bytes(const Plan& plan) {
+  int64_t bytes = plan.element_size;
+  for (const Axis& axis : plan.axes) bytes *= axis.padded;
+  return bytes;
+}
+
+// The first tiles that write no more than `most` bytes, at least one, and how many bytes that is.
+std::pair<int64_t, int64_t> tiles_within(const Plan& plan, int64_t most) {
+  TileLoop loop(plan, nullptr, nullptr, 0);
+  const int64_t all = tiles_of(plan);
+  for (int64_t tiles = 0, bytes = 0;; loop.next()) {
+    const Tile tile = loop.tile();
+    const int64_t more = tile.rows.padded_size * tile.cols.padded_size * tile.count * plan.element_size;
+    if (tiles == all || (tiles > 0 && bytes + more > most)) return {tiles, bytes};
+    tiles++, bytes += more;
+  }
+}
+
+void run_tiles(const Implementation& implementation, const Plan& plan, const void* src, void* dst, int64_t begin,
+               int64_t end) {
+  const ReorderKernels& kernels = TORCH_BLOCKED_KERNELS(reorder_kernels, isa());
+  TileLoop loop(plan, static_cast<const char*>(src), static_cast<char*>(dst), begin);
+  for (int64_t i = begin; i < end; i++, loop.next()) implementation.run(loop.tile(), plan, kernels);
+}
+
 }  // namespace
 
 void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md, void* dst, int64_t element_size,
              int64_t nthreads) {
   if (!has_elements(dst_md)) return;
-  if (element_size < 1 || element_size > 16 || (element_size & (element_size - 1)) != 0)
-    throw std::invalid_argument("reorder: elements of 1, 2, 4, 8 or 16 bytes, got " + std::to_string(element_size));
-  const Planned& planned = plan_once(src_md, dst_md, element_size);
-  const Plan& plan = planned.plan;
-  const ReorderKernels& kernels = TORCH_BLOCKED_KERNELS(reorder_kernels, isa());
-
-  int64_t tiles = 1, size = element_size;
-  for (const Axis& axis : plan.axes) tiles *= axis.steps(), size *= axis.padded;
-  if (size < 64 * 1024) nthreads = 1;  // less than it costs to start the others
-  parallel_for(tiles, nthreads, [&](int64_t begin, int64_t end) {
-    TileLoop loop(plan, static_cast<const char*>(src), static_cast<char*>(dst), begin);
-    for (int64_t i = begin; i < end; i++, loop.next()) planned.implementation->run(loop.tile(), plan, kernels);
-    if (plan.stream) finish_streams();
+  const Planned& planned = checked_plan(src_md, dst_md, element_size);
+  if (dst_bytes(planned.plan) < 64 * 1024) nthreads = 1;  // less than it costs to start the others
+  parallel_for(tiles_of(planned.plan), nthreads, [&](int64_t begin, int64_t end) {
+    run_tiles(*planned.implementation, planned.plan, src, dst, begin, end);
+    if (planned.plan.stream) finish_streams();
   });
+}
+
+double reorder_tile_rate(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md, void* dst,
+                         int64_t element_size) {
+  if (!has_elements(dst_md)) return 0;
+  const Planned& planned = checked_plan(src_md, dst_md, element_size);
+  Plan plan = planned.plan;  // what keeps clear of the caches is left out
+  plan.stream = false, plan.chunk = 0;
+  const auto [tiles, bytes] = tiles_within(plan, caches().l1 / 4);
+  const auto seconds_of = [&](int64_t rounds) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < rounds; i++) run_tiles(*planned.implementation, plan, src, dst, 0, tiles);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  int64_t rounds = 1;
+  while (seconds_of(rounds) < 1e-4) rounds *= 2;
+  double fastest = seconds_of(rounds);  // of some: what disturbs one is not the tile's
+  for (int i = 0; i < 10; i++) fastest = std::min(fastest, seconds_of(rounds));
+  return double(rounds * bytes) / fastest;
 }
 
 }  // namespace torch_blocked

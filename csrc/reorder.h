@@ -13,4 +13,10 @@ namespace torch_blocked {
 void reorder(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md, void* dst, int64_t element_size,
              int64_t nthreads);
 
+// Bytes of dst a second of such a reorder's first tiles, as many as the first cache holds, by one thread again and
+// again: what the instructions permit, with src's and dst's strides, but without what memory takes. 0 where there are
+// no elements.
+double reorder_tile_rate(const MemoryDesc& src_md, const void* src, const MemoryDesc& dst_md, void* dst,
+                         int64_t element_size);
+
 }  // namespace torch_blocked

@@ -3,9 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import dense
+from conftest import compiled_anew, dense
 from torch import nn
-from torch._inductor import config as inductor_config
 
 from torch_blocked import library
 from torch_blocked.compile import fusion
@@ -15,11 +14,8 @@ both = pytest.mark.parametrize("blocked", [False, True], ids=["plain", "blocked"
 
 @pytest.fixture(autouse=True)
 def fresh():
-    torch._dynamo.reset()
-    # A cache hit would hide the graphs.
-    with inductor_config.patch(force_disable_caches=True):
+    with compiled_anew():
         yield
-    torch._dynamo.reset()
 
 
 class Graphs(list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -202,6 +203,27 @@ def plainly_equal(a: object, b: object) -> bool:
     plain = type(a) is type(b) is torch.Tensor and a.layout is b.layout is torch.strided
     plain = plain and not (a.is_quantized or a.is_complex())
     return plain and a.dtype is b.dtype and a.shape == b.shape and a.device == b.device and torch.equal(a, b)
+
+
+@contextlib.contextmanager
+def compiled_anew():
+    """Each graph is compiled anew: a hit of the caches on disk would hide it.
+
+    `force_disable_caches` does the same and more: it compiles torch's headers and asks for the CPU's vectors once a
+    graph. What C++ was compiled to is found by its text, as always.
+    """
+    from torch._dynamo import config as dynamo_config
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    torch._dynamo.reset()
+    with (
+        dynamo_config.patch(automatic_dynamic_local_pgo=False),
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor_config.patch(fx_graph_cache=False),
+    ):
+        yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

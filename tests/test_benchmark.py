@@ -137,6 +137,8 @@ def test_reorder(bench, dtype, monkeypatch):
         plain = {row["src"], row["dst"]} == {"nchw", "nhwc"}
         assert row["gbytes_per_s"] > 0 and row["vs_memcpy"] > 0 and row["vs_clone"] > 0 and ("vs_torch" in row) == plain
         assert row["vs_ordered"] > 0
+        tile = row["gbytes_per_s"] / row["vs_memcpy"] * row["tile_vs_memcpy"]
+        assert row["tile_gbytes_per_s"] == pytest.approx(tile) and tile > 0
         elements = 2 * 17 * 9 if plain else (17 + 32) * 9
         assert row["bytes"] == elements * torch.empty(0, dtype=reorder.DTYPES[dtype]).element_size()
     assert "to memcpy" in text

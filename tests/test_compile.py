@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same
+from conftest import assert_same, compiled_anew
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -23,11 +23,9 @@ SIZE = (2, 3, 10, 9)
 
 @pytest.fixture(autouse=True)
 def fresh():
-    torch._dynamo.reset()
     tb.reset_counters()
-    with inductor_config.patch(force_disable_caches=True):
+    with compiled_anew():
         yield
-    torch._dynamo.reset()
     tb.reset_counters()
 
 
@@ -267,7 +265,7 @@ def test_the_cache_on_disk_is_of_one_build(tmp_path, monkeypatch, backend):
         counters.clear()
         with (
             torch.no_grad(),
-            inductor_config.patch(force_disable_caches=False),
+            inductor_config.patch(fx_graph_cache=True),
             functorch_config.patch(enable_autograd_cache=False),  # it is asked first, and has no build of its own
             torch.compiler.config.patch(cache_key_tag="the user's"),
         ):

@@ -279,3 +279,13 @@ def test_groups_to_other_blocks(isa, guarded, src_tag, dtype):
 def test_rows_of_16_bytes_past_the_caches(isa, guarded, dtype):
     x = random_bits((3, 16 // dtype.itemsize, 601, 1500), dtype)
     assert_reordered(x, "nhwc", "nchw")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("tags", ["nchw nhwc", "nhwc nchw", "nchw nChw16c", "nChw8c nhwc", "oihw OIhw8i16o2i"], ids=str)
+@pytest.mark.parametrize("size", [(1, 17, 5, 7), (512, 512, 3, 3), (0, 3, 4, 4)], ids=str)
+def test_the_rate_of_tiles_in_the_first_cache(isa, guarded, size, tags, dtype):
+    src, dst = tags.split()
+    physical = library.reorder_op(torch.zeros(size, dtype=dtype), size, [], tb.format(src).order, flat(src))
+    rate = library.ops.reorder_tile_rate(physical, size, flat(src), tb.format(dst).order, flat(dst))
+    assert rate > 1e7 if physical.numel() else rate == 0

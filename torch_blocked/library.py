@@ -9,6 +9,10 @@ inner block first; a plain tensor's is empty.
     Copies `src`, of logical size `size`, to another format: `dst_order` names the outer axes from outermost to
     innermost in memory. dst is dense, its padding zero. Floating point to integer rounds to nearest even and saturates.
 
+``torch_blocked::reorder_tile_rate(src, size, src_blocking, dst_order, dst_blocking) -> float``
+    Bytes of dst a second of such a reorder's first tiles by one thread again and again, as many as the first cache
+    holds: what the kernel's instructions permit where memory takes no time. 0 where there are no elements.
+
 ``torch_blocked::convolution(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding, dilation,
 groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0, residual_last=False,
 src_scale=None) -> dst``

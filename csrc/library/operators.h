@@ -18,6 +18,8 @@ using OptionalTensors = at::ArrayRef<std::optional<Tensor>>;
 
 Tensor reorder_cpu(const Tensor& src, SymIntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
                    IntArrayRef dst_blocking, std::optional<at::ScalarType> dtype);
+double reorder_tile_rate_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
+                             IntArrayRef dst_blocking);
 
 Tensor convolution_cpu(const Tensor& src, at::OptionalIntArrayRef src_blocking, const Tensor& weight,
                        IntArrayRef weight_size, at::OptionalIntArrayRef weight_blocking,

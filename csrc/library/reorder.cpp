@@ -46,4 +46,16 @@ Tensor reorder_cpu(const Tensor& src, SymIntArrayRef symbolic_size, IntArrayRef 
   return dst;
 }
 
+double reorder_tile_rate_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
+                             IntArrayRef dst_blocking) {
+  const MemoryDesc src_md = describe("reorder_tile_rate: src", src, size, src_blocking);
+  const Tensor dst = empty_physical("reorder_tile_rate: dst", size, dst_order, dst_blocking, src.scalar_type());
+  const MemoryDesc dst_md = describe("reorder_tile_rate: dst", dst, size, dst_blocking);
+  double rate = 0;
+  or_out_of_memory("reorder_tile_rate", [&] {
+    rate = reorder_tile_rate(src_md, src.const_data_ptr(), dst_md, dst.mutable_data_ptr(), dst.element_size());
+  });
+  return rate;
+}
+
 }  // namespace torch_blocked

@@ -12,7 +12,10 @@
 
 A call costs some time before any byte moves, more for an operator with lists of numbers than for ``copy_``; that is
 measured on one element, and ``kernel`` is what is left without it, in GB/s and as the ratio to memcpy without its own,
-where that leaves anything. Sizes whose src and dst lie in the first cache tell what the kernel's instructions take.
+where that leaves anything.
+
+``tile`` is what the kernel's instructions permit: GB/s of the reorder's first tiles again and again, in the first
+cache, times the threads. Its ratio to memcpy's GB/s is the most that ``/memcpy`` can be; above 1, memory is the limit.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import torch
 from torch import Tensor
 
 import torch_blocked as tb
-from torch_blocked import _python
+from torch_blocked import _python, library
 from torch_blocked.benchmark.measure import Run, medians
 from torch_blocked.benchmark.report import Column, Row, add_options, geometric_mean, positive, run_cases, throughput
 from torch_blocked.formats import Format
@@ -38,6 +41,8 @@ COLUMNS = (
     Column("vs_ordered", "/ordered", 8, ".2f"),
     Column("kernel_gbytes_per_s", "kernel", 8, ".1f"),
     Column("kernel_vs_memcpy", "/memcpy", 8, ".2f"),
+    Column("tile_gbytes_per_s", "tile", 8, ".1f"),
+    Column("tile_vs_memcpy", "/memcpy", 8, ".2f"),
     Column("vs_clone", "/clone", 8, ".2f"),
     Column("vs_torch", "/torch", 8, ".2f"),
 )
@@ -127,7 +132,7 @@ def measure(case: Case, rounds: int) -> Row:
     times = medians(runs | calls(case), rounds)
     call, copy_call = times.pop("call"), times.pop("copy_call")
     copied, moved = times["memcpy"] - copy_call, times["blocked"] - call
-    row |= {"call_us": 1e6 * call, **throughput(times, nbytes)}
+    row |= {"call_us": 1e6 * call, **throughput(times, nbytes), **tile_limit(case, nbytes, times["memcpy"])}
     if copied <= 0 or moved <= 0:  # a small reorder takes no longer than a call
         return row
     return row | {"kernel_gbytes_per_s": nbytes / moved / 1e9, "kernel_vs_memcpy": copied / moved}
@@ -135,7 +140,7 @@ def measure(case: Case, rounds: int) -> Row:
 
 def contestants(case: Case) -> tuple[dict[str, Run], int]:
     """What is timed, by name, and the bytes that each reads and writes."""
-    src, dst = _random(case.size, DTYPES[case.dtype]).to(tb.format(case.src)), tb.format(case.dst)
+    src, dst = _ends(case)
     arguments = _arguments(src, dst)
     physical, answer = arguments[0], _python.reorder(*arguments)
     nbytes = (physical.numel() + answer.numel()) * answer.element_size()
@@ -149,6 +154,15 @@ def contestants(case: Case) -> tuple[dict[str, Run], int]:
     if case.src in _MEMORY_FORMATS and case.dst in _MEMORY_FORMATS:
         runs["torch"] = lambda: src.contiguous(memory_format=_MEMORY_FORMATS[case.dst])
     return runs, nbytes
+
+
+def tile_limit(case: Case, nbytes: int, memcpy: float) -> Row:
+    """What the instructions of a reorder's tiles permit, of `nbytes` read and written; `memcpy`: seconds of that."""
+    physical, size, blocking, order, dst_blocking = _arguments(*_ends(case))
+    flat = [[number for block in blocks for number in block] for blocks in (blocking, dst_blocking)]
+    rate = torch.get_num_threads() * library.ops.reorder_tile_rate(physical, size, flat[0], order, flat[1])
+    seconds = (nbytes - physical.nbytes) / rate
+    return {"tile_gbytes_per_s": nbytes / seconds / 1e9, "tile_vs_memcpy": memcpy / seconds}
 
 
 def in_order(src: Tensor, dst: Tensor, dst_format: Format, size: Sequence[int]) -> Run:
@@ -167,10 +181,14 @@ def in_order(src: Tensor, dst: Tensor, dst_format: Format, size: Sequence[int]) 
 
 def calls(case: Case) -> dict[str, Run]:
     """The same reorder of one element, and a copy of one."""
-    src, dst = _random((1,) * len(case.size), DTYPES[case.dtype]).to(tb.format(case.src)), tb.format(case.dst)
-    arguments = _arguments(src, dst)
+    arguments = _arguments(*_ends(case._replace(size=(1,) * len(case.size))))
     copy_src, copy_dst = torch.zeros(1), torch.zeros(1)
     return {"call": lambda: _python.reorder(*arguments), "copy_call": lambda: copy_dst.copy_(copy_src)}
+
+
+def _ends(case: Case) -> tuple[Tensor, Format]:
+    """What is moved, of small whole numbers, which every data type has, and where to."""
+    return torch.randint(-100, 100, case.size).to(DTYPES[case.dtype]).to(tb.format(case.src)), tb.format(case.dst)
 
 
 def _arguments(src: Tensor, dst: Format) -> tuple[object, ...]:
@@ -184,8 +202,3 @@ def _size(text: str) -> Size:
     if len(numbers) != 4:
         raise argparse.ArgumentTypeError(f"{text!r} is not four numbers like 1x64x56x56")
     return tuple(map(positive, numbers))
-
-
-def _random(size: Size, dtype: torch.dtype) -> Tensor:
-    """Values of any data type: small whole numbers."""
-    return torch.randint(-100, 100, size).to(dtype)
