@@ -117,12 +117,20 @@ POOLING_ERRORS = {
     "divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=0),
     "integers": lambda x: F.avg_pool2d(x.bool(), 2),
     "empty": lambda x: F.max_pool2d(x[:, :, :0], 2),
+    "a size past memory": lambda x: F.interpolate(x, size=2**40),
+    "a scale past memory": lambda x: F.interpolate(x, scale_factor=1e9, mode="bilinear"),
+    "windows past memory": lambda x: F.adaptive_avg_pool2d(x, 2**40),
+    "windows with indices past memory": lambda x: F.adaptive_max_pool2d(x, 2**40),
+    "no number": lambda x: F.interpolate(x, scale_factor=math.nan),
+    "infinite": lambda x: F.interpolate(x, scale_factor=math.inf),
 }
 
 
+@pytest.mark.parametrize("inference", [False, True])
 @cases(POOLING_ERRORS)
-def test_pooling_refuses_what_pytorch_refuses(case):
-    check_error(case, image(17).to(tb.nChw16c))
+def test_pooling_refuses_what_pytorch_refuses(case, inference):
+    with torch.inference_mode(inference):
+        check_error(case, image(17).to(tb.nChw16c))
 
 
 # ---- Modes and gradients
@@ -254,9 +262,29 @@ def test_index_of_a_window_without_numbers(ndim, dtype):
         x = torch.randn(2, 17, *(4, 4, 4)[:ndim]).to(dtype)
         x[0] = -math.inf
         x[1, :, :2] = -math.inf
-        for block in (8, 16):
+        for block in (2, 4, 8, 16):
             given = x.to(activation_format(x.dim(), block))
             check(lambda x, w=window: pool(x, *w, return_indices=True), given)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(("tag", "plane"), [("nChw4c", (190, 180)), ("nChw16c", (190, 180)), ("nCdhw8c", (9, 64, 60))])
+def test_maximum_of_integers(tag, plane, dtype):
+    """Planes of more pixels than such an integer counts."""
+    pool = getattr(F, f"max_pool{len(plane)}d")
+    x = torch.randint(0, 100, (1, 17, *plane)).to(dtype)
+    check(lambda x: pool(x, 3, 2, 1, return_indices=True), x.to(tb.format(tag)))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("tag", ["nCw8c", "nChw8c", "nChw4c", "nCdhw16c"])
+def test_nearest_in_double_precision(tag, mode):
+    """Other pixels than in single precision."""
+    fmt = tb.format(tag)
+    x = torch.arange(31.0, dtype=torch.float64).expand(1, 3, *[31] * (fmt.ndim - 2)).contiguous()
+    check(lambda x: F.interpolate(x, scale_factor=2.7, mode=mode), x.to(fmt))
+    wide, narrow = (F.interpolate(values, scale_factor=2.7, mode=mode) for values in (x, x.float()))
+    assert not torch.equal(wide, narrow.double()), "the case is one"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

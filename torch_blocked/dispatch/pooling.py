@@ -6,8 +6,9 @@ For the rest, 1-D and 3-D among it, a blocked tensor is, block by block, a batch
 from __future__ import annotations
 
 import functools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch_blocked import library
 from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.half import in_float32
 from torch_blocked.dispatch.physical import clear_padding
-from torch_blocked.dispatch.registry import look_up, register
+from torch_blocked.dispatch.registry import Handler, look_up, register
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.tensor import BlockedTensor
 
@@ -57,11 +58,23 @@ def is_blocked_image(func: OpOverload, x: Tensor) -> bool:
 
 
 @register(aten.avg_pool3d.default, aten._adaptive_avg_pool3d.default)
-def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
-    """An operator that treats each channel alike and makes zero of zeros."""
+def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
+    """An operator that treats each channel alike and makes zero of zeros: of one answer or more, all blocked."""
     if not is_blocked_image(func, x):
         return fallback(func, x, *args, **kwargs)
-    return blocked_of(func(images_of(x._physical), *args, **kwargs), x)
+    return _each(lambda images: blocked_of(images, x), func(images_of(x._physical), *args, **kwargs))
+
+
+def per_plane(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
+    """The same by PyTorch's kernels of images that are not channels_last: (b, n * c / b, ...) are as much a batch."""
+    if not is_blocked_image(func, x):
+        return fallback(func, x, *args, **kwargs)
+    answers = func(images_of(x._physical).transpose(0, 1), *args, **kwargs)
+    return _each(lambda images: blocked_of(images.transpose(0, 1), x), answers)
+
+
+def _each(function: Callable[[Tensor], Tensor], answers: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    return tuple(map(function, answers)) if isinstance(answers, tuple) else function(answers)
 
 
 @register(
@@ -70,7 +83,6 @@ def per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: obj
     aten.upsample_trilinear3d.default,
     aten.upsample_nearest1d.default,
     aten._upsample_nearest_exact1d.default,
-    aten._upsample_nearest_exact3d.default,
 )
 @in_float32()  # PyTorch interpolates channels-last images of half precision in another precision
 def upsample_per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
@@ -78,7 +90,7 @@ def upsample_per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kw
     return per_channel(func, x, *args, **kwargs)
 
 
-@register(aten.upsample_nearest3d.default)
+@register(aten.upsample_nearest3d.default, aten._upsample_nearest_exact3d.default)
 @in_float32()
 def upsample_nearest_volumes(
     func: OpOverload, x: BlockedTensor, output_size: list[int], *scales: float | None
@@ -86,28 +98,48 @@ def upsample_nearest_volumes(
     """The nearest voxel. Of channels_last images PyTorch ignores a scale where the size stays or doubles."""
     sizes = zip(x.shape[2:], output_size, scales, strict=False)
     ignored = any(m in (n, 2 * n) and scale is not None and m != n * scale for n, m, scale in sizes)
-    if not ignored or not is_blocked_image(func, x):
-        return per_channel(func, x, output_size, *scales)
-    images = images_of(x._physical).transpose(0, 1)  # not channels_last any more, and as much a batch
-    return blocked_of(func(images, output_size, *scales).transpose(0, 1), x)
+    return (per_plane if ignored else nearest_of_images)(func, x, output_size, *scales)
+
+
+def nearest_of_images(func: OpOverload, x: BlockedTensor, *args: object) -> Tensor:
+    """The nearest pixel. PyTorch finds that of channels_last images of doubles in single precision."""
+    return (per_plane if x.dtype is torch.float64 else per_channel)(func, x, *args)
 
 
 @register(aten.adaptive_max_pool3d.default)
 def max_of_images(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-    """Values and indices, both blocked. An index counts within its plane, whatever the format."""
-    if not is_blocked_image(func, x):
-        return fallback(func, x, *args, **kwargs)
-    values, indices = (blocked_of(images, x) for images in func(images_of(x._physical), *args, **kwargs))
-    for y in (values, indices):  # the maximum of zeros is at some index, that of an empty window -inf
-        clear_padding(y._physical, y._blocking, y.shape)
-    return values, indices
+    """Values and indices, both blocked. An index counts within its plane, whatever the format.
+
+    PyTorch counts pixels of channels_last images of integers by integers of their type, and refuses larger planes.
+    """
+    return _max_by(per_channel if x.is_floating_point() else per_plane, func, x, *args, **kwargs)
 
 
 @register(aten.max_pool3d_with_indices.default)
-@in_float32()  # PyTorch's own of channels_last images of half precision answers a wrong index where all are -inf
+@in_float32()
 def max_of_volumes(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-    """As `max_of_images`."""
+    """As `max_of_images`.
+
+    Where all are -inf PyTorch answers a wrong index of channels_last volumes in half precision, and of channels that
+    are less than a vector.
+    """
+    if is_blocked_image(func, x) and x._blocking.block(1) * x.itemsize % _vector_bytes() != 0:
+        return _max_by(per_plane, func, x, *args, **kwargs)
     return max_of_images(func, x, *args, **kwargs)
+
+
+@functools.cache
+def _vector_bytes() -> int:
+    """Of PyTorch's kernels; those that are compiled for no CPU have vectors as AVX2's."""
+    return 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
+
+
+def _max_by(how: Handler, func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    answers = how(func, x, *args, **kwargs)
+    for y in answers:  # the maximum of zeros is at some index, that of an empty window -inf
+        if isinstance(y, BlockedTensor):  # no fallback's
+            clear_padding(y._physical, y._blocking, y.shape)
+    return answers
 
 
 # ---- By the kernels
@@ -125,6 +157,11 @@ def has_kernel(x: Tensor) -> bool:
         and x.is_cpu
         and x.numel() > 0
     )
+
+
+def are_sizes(sizes: Sequence[int]) -> bool:
+    """Whether the operators take them as dst's h, w; of others PyTorch says what is wrong."""
+    return len(sizes) == 2 and all(1 <= n <= 2**30 for n in sizes)
 
 
 class Window(NamedTuple):
@@ -255,7 +292,7 @@ def adaptive_avg_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> Te
     """As many windows as `output_size` says. `inference_mode` delivers the second, not yet taken apart."""
     if not has_kernel(x):
         return per_channel(func, x, output_size)
-    if len(output_size) != 2 or any(n < 1 for n in output_size):
+    if not are_sizes(output_size):
         return fallback(func, x, output_size)
     return like(library.pool_op(x._physical, x.size(1), output_size, "avg")[0], x)
 
@@ -265,7 +302,7 @@ def adaptive_max_pool(func: OpOverload, x: Tensor, output_size: list[int]) -> tu
     """As many windows as `output_size` says; values and indices."""
     if not has_kernel(x):
         return max_of_images(func, x, output_size)
-    if len(output_size) != 2 or any(n < 1 for n in output_size):
+    if not are_sizes(output_size):
         return fallback(func, x, output_size)
     dst, found = library.pool_op(x._physical, x.size(1), output_size, "max", indices=True)
     return like(dst, x), like(found, x)
@@ -285,8 +322,8 @@ def upsample_nearest(
 ) -> Tensor:
     """The nearest pixel."""
     if not has_kernel(x):
-        return per_channel(func, x, output_size, scales_h, scales_w)
-    if len(output_size) != 2 or any(n < 1 for n in output_size):
+        return nearest_of_images(func, x, output_size, scales_h, scales_w)
+    if not are_sizes(output_size):
         return fallback(func, x, output_size, scales_h, scales_w)
     return like(library.upsample_op(x._physical, output_size, _NEAREST[func], False, scales_h, scales_w), x)
 
@@ -304,7 +341,7 @@ def upsample_bilinear(
     """Between the four nearest pixels."""
     if not has_kernel(x):
         return per_channel(func, x, output_size, align_corners, scales_h, scales_w)
-    if len(output_size) != 2 or any(n < 1 for n in output_size):
+    if not are_sizes(output_size):
         return fallback(func, x, output_size, align_corners, scales_h, scales_w)
     return like(library.upsample_op(x._physical, output_size, "bilinear", align_corners, scales_h, scales_w), x)
 
@@ -333,6 +370,8 @@ def upsample_whole(
     if x.dim() != 2 + ndim or (output_size is None) == (scales is None) or len(output_size or scales) != ndim:
         return fallback(func, x, output_size, *align_corners_and_scales)
     if output_size is None:
+        if not all(abs(scale) < math.inf for scale in scales):  # PyTorch says what is wrong
+            return fallback(func, x, output_size, *align_corners_and_scales)
         output_size = [torch.sym_int(n * scale) for n, scale in zip(x.shape[2:], scales, strict=True)]
     whole = _WHOLE[func]
     return look_up(whole)(whole, x, output_size, *align_corners, *(scales or [None] * ndim))
