@@ -87,3 +87,30 @@ def test_gradients(name):
         traced(x).square().sum().backward()
         function(y).square().sum().backward()
         torch.testing.assert_close(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("layers", ["convolution", "convolution and pooling"])
+def test_training_that_ends_in_a_plain_tensor(layers):
+    """By Inductor, which puts strides in order: products of such sizes, quotients and one more, it cannot."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, stride=2, padding=1))
+    if layers == "convolution and pooling":
+        model.append(torch.nn.MaxPool2d(3, 2, 1))
+    weight = model[0].weight
+    x = image(2, 9, 12)[:, :3].contiguous()
+    traced = torch.compile(model, backend="torch_blocked", dynamic=True)
+    (actual,) = torch.autograd.grad(traced(x).square().sum(), weight)
+    (expected,) = torch.autograd.grad(model(x).square().sum(), weight)
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_size_is_a_quotient():
+    """No sum of one and another, see above: so other backends take blocked convolutions, too."""
+    sizes = []
+
+    def backend(gm, inputs):
+        sizes.extend(n.meta["example_value"].size(2) for n in gm.graph.nodes if n.name.startswith("conv"))
+        return gm.forward
+
+    conv = torch.nn.Conv2d(32, 16, 3, stride=2, padding=1).to(tb.blocked)
+    torch.compile(conv, backend=backend)(image(2, 9, 12))
+    assert [type(size.node.expr).__name__ for size in sizes] == ["FloorDiv"]

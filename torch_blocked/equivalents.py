@@ -85,7 +85,8 @@ def convolution_size(
 ) -> list[int]:
     """The spatial size of a convolution's answer from that of its src."""
     dims = zip(size, kernel, stride, padding, dilation, strict=True)
-    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in dims]
+    # A quotient, not one and one more: Inductor cannot put strides in order that are products of such sums.
+    return [(n + 2 * p - d * (k - 1) - 1 + s) // s for n, k, s, p, d in dims]
 
 
 # Of the answer and the parameter alpha.

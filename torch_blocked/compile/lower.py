@@ -22,7 +22,7 @@ from torch_blocked.compile.linear import multiply_few_rows
 from torch_blocked.compile.model_input import pass_model
 from torch_blocked.compile.permutations import cancel_permutations, drop_copies
 from torch_blocked.compile.pool import drop_unread_indices
-from torch_blocked.compile.sizes import sizes_from_inputs
+from torch_blocked.compile.sizes import realize_returned_copies, sizes_from_inputs
 from torch_blocked.compile.src_scale import scale_weights
 from torch_blocked.compile.weights import block_plain_weights
 
@@ -113,6 +113,7 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
         graph.fused = optimize(gm)
     decompose(gm, inference)
     if not inference:
+        realize_returned_copies(gm)
         return keep(graph, _inductor(gm, example_inputs, **how))
     taken = hoist(gm, set(how.get("static_input_idxs", ())))
     if taken is None:

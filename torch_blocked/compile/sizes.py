@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
+# What lies between a copy and an answer that is a view of it, as a reorder to a plain tensor makes them.
+_VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.clone.default)
+
+
 class Sizes:
     """Writes sizes into a graph, each once, before all that computes."""
 
@@ -69,3 +73,17 @@ def sizes_from_inputs(gm: fx.GraphModule) -> None:
             node.replace_all_uses_with(size)
             gm.graph.erase_node(node)
     gm.recompile()
+
+
+def realize_returned_copies(gm: fx.GraphModule) -> None:
+    """Makes Inductor lay out the copies that the graph returns views of, where sizes vary, before it makes the view.
+
+    Of a view without a layout it finds the strides by its indices, multiplies them out, and cannot put products of
+    sums such as ((h - 1) // 2 + 1) * ((w - 1) // 2 + 1) in order (ValueRangeError).
+    """
+    (output,) = gm.graph.find_nodes(op="output")
+    for node in output.all_input_nodes:
+        while node.target in _VIEWS:
+            if node.target is aten.clone.default:
+                node.meta["inductor_realize_to_strides"] = True
+            node = node.args[0]
