@@ -1,8 +1,12 @@
 """The backend of torch.compile where it can do nothing, or a part: as plain torch.compile, right or the same error."""
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 from backend_cases import Lambda, assert_close, block, both, conv, fresh  # noqa: F401
+from conftest import dense
 from torch import nn
 
 import torch_blocked as tb
@@ -167,3 +171,107 @@ def test_sizes_are_asserted_in_training(graphs):
     convolution = nn.Conv2d(3, 8, 3)
     torch.compile(lambda x: convolution(x).sum(), backend="torch_blocked")(torch.randn(1, 3, 8, 8)).backward()
     assert graphs.size_asserts == [True, True]
+
+
+# ---- Inputs that are written to, outputs that share memory
+
+
+def relu_in_place(m, x):
+    return m.c(torch.relu_(x)).to_dense()
+
+
+def product_in_place(m, x):
+    x.mul_(2)
+    return (m.c(x) + x[:, :1]).to_dense()
+
+
+@both
+@pytest.mark.parametrize("function", [relu_in_place, product_in_place])
+def test_inputs_that_are_written_to(function, blocked, graphs):
+    model = Lambda(function, c=conv(20, 24))
+    plain, traced = copy.deepcopy(model), compiled(model.to(tb.blocked) if blocked else model)
+    leaves = [torch.randn(2, 20, 6, 5, requires_grad=True)] * 2
+    leaves[1] = leaves[0].detach().clone().requires_grad_()
+    for leaf, f in zip(leaves, (traced, plain), strict=True):
+        f(leaf * 1).square().sum().backward()
+    assert type(leaves[0].grad) is torch.Tensor
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad, rtol=1e-3, atol=1e-3)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(dense(p.grad), q.grad, rtol=1e-3, atol=1e-3)
+
+
+def written_after(y):
+    part = y[:, 5:20]
+    part.mul_(2)
+    y += 1
+    return y, part
+
+
+def whole_and_pooled(y):
+    values, indices = F.max_pool2d(y, 2, return_indices=True)
+    return values, indices, values[:, 1], y
+
+
+# Of a convolution's answer of 24 channels. The first output holds what the others are views of.
+SHARED = {
+    "a part": lambda y: (y, y[:, :3]),
+    "detached": lambda y: (y, y.detach()),
+    "permuted": lambda y: (y, y.permute(0, 2, 3, 1)),
+    "other axes": lambda y: (y, y.flatten(2), y.unflatten(1, (4, 6))[:, 1]),
+    "a part of a part": lambda y: (y, y[:, 4:].transpose(2, 3)[:, ::3]),
+    "one of several": lambda y: (y, *y.split(7, 1)[1:3]),
+    "written to after": written_after,
+    "written to": lambda y: (y.relu_(), y),
+    "views alone": lambda y: (y.detach(), y[:, 2], y[..., 1:]),
+    "values and indices": whole_and_pooled,
+}
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", SHARED)
+@torch.no_grad()
+def test_outputs_that_share_memory(name, memory_format, graphs):
+    """A write to one is seen in the others."""
+    function = SHARED[name]
+    model = Lambda(lambda m, x: function(m.c(x)), c=conv(20, 24))
+    x = torch.randn(2, 20, 6, 5).to(memory_format=memory_format)
+    expected, actual = model(x), compiled(model)(x)
+    for _ in range(2):
+        for a, e in zip(actual, expected, strict=True):
+            torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
+            assert a.stride() == e.stride() and a.untyped_storage().nbytes() == e.untyped_storage().nbytes()
+        for outputs in (actual, expected):
+            outputs[0].fill_(3)
+
+
+@pytest.mark.parametrize("part", [lambda y: y[:, :3], lambda y: y[:, 3], lambda y: y.split(7, 1)[0]])
+@torch.no_grad()
+def test_a_part_of_a_block_is_laid_out_anew(part, graphs):
+    """Not with the strides of the block's bytes, nor does it hold them."""
+    model, x = Lambda(lambda m, x: part(m.c(x)), c=conv(20, 24)), torch.randn(2, 20, 6, 5)
+    y = compiled(model)(x)
+    torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-4)
+    assert y.is_contiguous() and y.untyped_storage().nbytes() == y.nbytes
+
+
+@torch.no_grad()
+def test_views_of_inputs_stay_views(graphs):
+    views, x = lambda x: (x[:, :3], x.transpose(1, 2), x[..., :1], x[:, ::2, ::2, ::2], x[:1]), torch.randn(2, 20, 6, 5)
+    _, *actual = compiled(Lambda(lambda m, x: (m.c(x), *views(x)), c=conv(20, 24)))(x)
+    for a, e in zip(actual, views(x), strict=True):
+        assert a.data_ptr() == x.data_ptr() and a.stride() == e.stride() and a.shape == e.shape
+    (_, alone) = compiled(Lambda(lambda m, x: (m.c(x), x[..., :1]), c=conv(20, 24)))(x)
+    assert alone.data_ptr() == x.data_ptr()
+
+
+@torch.no_grad()
+def test_outputs_of_sizes_that_data_decide(graphs):
+    def function(m, x):
+        y, positive = m.c(x), x[:, 0] > 0
+        return y, positive.nonzero(), x[:, 0][positive], y[positive[:, 0, 0]], y.masked_select(y > 0)
+
+    model, x = Lambda(function, c=conv(20, 24)), torch.randn(5, 20, 6, 5)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        actual = compiled(model, fullgraph=True)(x)
+    assert all(type(a) is torch.Tensor for a in actual)
+    torch.testing.assert_close(actual, model(x), rtol=1e-4, atol=1e-4)

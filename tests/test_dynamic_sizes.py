@@ -114,3 +114,26 @@ def test_a_size_is_a_quotient():
     conv = torch.nn.Conv2d(32, 16, 3, stride=2, padding=1).to(tb.blocked)
     torch.compile(conv, backend=backend)(image(2, 9, 12))
     assert [type(size.node.expr).__name__ for size in sizes] == ["FloorDiv"]
+
+
+class Attention(torch.nn.Module):
+    """Between all pixels of an image: a matrix of them between two permutations."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.depthwise = torch.nn.Conv2d(20, 24, 3, padding=1), torch.nn.Conv2d(24, 24, 1, groups=24)
+        self.queries_keys_values, self.after = torch.nn.Conv2d(24, 60, 1), torch.nn.Conv2d(20, 20, 1)
+
+    def forward(self, x):
+        q, k, v = self.queries_keys_values(self.depthwise(self.before(x)).relu()).flatten(2).chunk(3, 1)
+        weights = (q.transpose(1, 2) @ k / 4).softmax(-1)
+        return x + self.after((v @ weights.transpose(1, 2)).view(x.shape))
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@torch.no_grad()
+def test_attention_of_one_image(blocked, graphs):
+    model, x = Attention().eval(), torch.randn(1, 20, 6, 5)
+    expected = model(x)
+    traced = torch.compile(model.to(tb.blocked) if blocked else model, backend="torch_blocked", dynamic=True)
+    torch.testing.assert_close(dense(traced(x)), expected, rtol=1e-4, atol=1e-4)

@@ -56,7 +56,10 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 def _is_vector(operand: object) -> bool:
     """Whether it is a number or, at most, a vector in blocks: its permutation costs nothing."""
-    return not isinstance(operand, fx.Node) or all(n == 1 for n in operand.meta["val"].shape[:-2])
+    if not isinstance(operand, fx.Node):
+        return True
+    shape = operand.meta["val"].shape
+    return all(isinstance(n, int) for n in shape) and all(n == 1 for n in shape[:-2])
 
 
 def _operand(operand: object, dims: list[int]) -> object:
