@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from torch_blocked.formats import blocked
 from torch_blocked.reorder import to_dense
@@ -88,6 +87,8 @@ def _keep_outputs(gm: fx.GraphModule) -> None:
 
 
 def _call_to_plain(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
     like = _example(node)
     if has_free_unbacked_symbols(like):  # sizes that data decide: nothing can be asked of its strides
         return graph.call_function(to_dense, (node,))
