@@ -8,14 +8,19 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^dependencies = \["\(torch[^"]*\)".*/\1/p' pyproject.toml)
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
-.PHONY: demo test opinfo lint format docs build sanitize clean
+.PHONY: demo test slow opinfo lint format docs build sanitize clean
 
 demo: build
 	$(BIN)/python examples/resnet50.py
 
-# In two processes, whose OpenMP threads do not spin while they wait: they share the cores.
+# In two processes, whose OpenMP threads do not spin while they wait: they share the cores. What compiles C++ or starts
+# processes for seconds is left to `make slow`.
+PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 test: build lint
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+slow: build
+	$(PYTEST) -m slow
 
 # Every operator of PyTorch's database on blocked tensors: a table of what runs natively.
 opinfo: build

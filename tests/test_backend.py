@@ -300,6 +300,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_memory_of_a_blocked_model():
     """Once compiled it takes at most a tenth more than the plain model in eager mode."""
     peaks = [
@@ -330,12 +331,14 @@ def run_small(mode, **environment):
     )
 
 
+@pytest.mark.slow
 def test_tiers_take_nothing_from_each_other_s_cache(tmp_path):
     for tier in ("avx2", "default"):
         done = run_small("inference_mode", ATEN_CPU_CAPABILITY=tier, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
         assert done.returncode == 0 and done.stdout.strip() == tier, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_without_a_compiler(tmp_path):
     done = run_small("no_grad", CXX="/no/such/compiler", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     assert done.returncode == 1
@@ -480,6 +483,7 @@ def test_compiled_by_inductor(blocked):
     assert_close(function(x), want(x))
 
 
+@pytest.mark.slow
 def test_training_compiled_by_inductor():
     plain, x = block().train(), torch.randn(2, 3, 6, 5)
     model = copy.deepcopy(plain)

@@ -17,6 +17,7 @@ def children_import_tests(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
+@pytest.mark.slow
 def test_memory(bench, children_import_tests):
     text, found = bench("memory", "--model", "test_benchmark:tiny", "--batch", "2", "--input", "3x9x8")
     (row,) = found["rows"]
@@ -27,6 +28,7 @@ def test_memory(bench, children_import_tests):
     assert "/plain" in text and "traced" in text
 
 
+@pytest.mark.slow
 def test_what_a_model_refuses_is_one_line(children_import_tests, capsys):
     with pytest.raises(SystemExit, match="2"):
         main("bench memory --model test_benchmark:tiny --batch 1 --input 4x9x8".split())
@@ -34,6 +36,7 @@ def test_what_a_model_refuses_is_one_line(children_import_tests, capsys):
     assert "tiny" in error and error.count("\n") == 1 and "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_memory_of_a_contestant(children_import_tests):
     case = Case("test_benchmark:tiny", factory("test_benchmark:tiny"), 4, (3, 900, 800))
     row = apart.measured(model.__name__, "nchw", *model.words_of(case))

@@ -57,6 +57,7 @@ def test_dynamic_and_compiled_run_code_of_their_own(graphs):
     assert [any(size.startswith("s") for size in of_graph) for of_graph in sizes] == [False, True]
 
 
+@pytest.mark.slow
 def test_package(monkeypatch):
     programs = []
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package",

@@ -32,6 +32,7 @@ class AllTypes(nn.Module):
         return self.linear(F.adaptive_avg_pool2d(self.transposed(y), 1).flatten(1))
 
 
+@pytest.mark.slow
 def test_arguments_of_every_type(fresh):  # noqa: F811
     model, x = randomized(AllTypes()), torch.randn(2, 3, 14, 13)
     with torch.no_grad():

@@ -104,6 +104,7 @@ def test_only_of_the_first_module():
     assert not ModuleVersions([]).hold(m) and not ModuleVersions([]).alive()
 
 
+@pytest.mark.slow
 @counted
 def test_models_that_are_gone_are_not_kept_nor_taken_for_others():
     """New modules lie where the old ones lay."""

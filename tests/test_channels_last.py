@@ -101,6 +101,7 @@ def test_graphs_without_convolutions_stay(fresh, graphs):  # noqa: F811
     assert not graphs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocked", [False, True], ids=["plain", "blocked"])
 def test_training(fresh, graphs, blocked):  # noqa: F811
     block = Block(19, inside=blocked, activation=F.relu)

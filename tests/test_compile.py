@@ -100,6 +100,7 @@ assert type(y) is tb.BlockedTensor and torch.equal(y.to_dense(), x.relu())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["tb.blocked", 'tb.format("Chwn4c")'])
 def test_first_of_all_in_a_process(fmt):
     """Nothing was called before that could have filled a cache."""
@@ -151,6 +152,7 @@ def test_dynamic_images():
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_dynamic_channels():
     function = compiled(lambda x: (x.to(tb.nChw16c).relu() + 1).to_dense(), dynamic=True)
     for n in (3, 5, 16, 33):

@@ -89,6 +89,7 @@ def test_gradients(name):
         torch.testing.assert_close(x.grad, y.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["convolution", "convolution and pooling"])
 def test_training_that_ends_in_a_plain_tensor(layers):
     """By Inductor, which puts strides in order: products of such sizes, quotients and one more, it cannot."""

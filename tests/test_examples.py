@@ -32,6 +32,7 @@ def test_conv_relu_chain():
     assert "the same answer as plain" in run("examples/conv_relu_chain.py")
 
 
+@pytest.mark.slow
 def test_overhead():
     lines = run("examples/overhead.py").splitlines()[1:]
     assert lines[0].startswith("relu ") and lines[-1].startswith("conv, bn, relu ")
@@ -42,6 +43,7 @@ def test_overhead():
         assert cold_plain > plain and cold_blocked > blocked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_checkpoint", [False, True])
 def test_resnet50(tmp_path, with_checkpoint):
     arguments = ["examples/resnet50.py", "--rounds", "1"]
@@ -59,6 +61,7 @@ def test_resnet50(tmp_path, with_checkpoint):
     assert all(f"\n{name} " in text for name in ("plain", "channels_last", "blocked"))
 
 
+@pytest.mark.slow
 def test_train_digits():
     text = run("examples/train_digits.py", "--epochs", "6")
     curves = re.findall(r"\n +(\d+) +([\d.]+) +[\d.]+%\W+([\d.]+) +[\d.]+%", text)
@@ -86,6 +89,7 @@ def test_digits_are_what_their_text_says():
     assert "CC BY 4.0" in (ROOT / "examples/digits.txt").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocked", ["parameters", "activations"])
 def test_train_ddp(blocked):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -94,6 +98,7 @@ def test_train_ddp(blocked):
     assert len(epochs) == 4 and float(epochs[3][0]) < 0.1 and float(epochs[3][1]) > 90
 
 
+@pytest.mark.slow
 def test_deploy(tmp_path):
     text = run("examples/deploy.py", "--package", str(tmp_path / "model.pt2"))
     assert float(re.search(r"another process, largest difference: (\S+)", text)[1]) < 1e-5

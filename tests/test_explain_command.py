@@ -86,6 +86,7 @@ def test_info_tells_of_a_faster_tier(tier, flags, text, monkeypatch, tmp_path, c
     assert capsys.readouterr().out.splitlines()[-1] == f"faster tier    {text}"
 
 
+@pytest.mark.slow
 def test_example():
     command = [sys.executable, "examples/explain_model.py", "--rounds", "1"]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout

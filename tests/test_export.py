@@ -151,6 +151,7 @@ def test_saved_and_loaded(tmp_path):
     assert_close(torch.export.load(tmp_path / "program.pt2").module()(x), model(x))
 
 
+@pytest.mark.slow
 def test_package(tmp_path):
     """Weights are packed once, in inference_mode too; a part of what is concatenated is written in place."""
 

@@ -301,6 +301,7 @@ def test_gradient_of_a_plain_factor(size, compiling):
     assert compiling or type(factor.grad) is torch.Tensor or factor.shape == x.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 17, 1, 1), (1, 17, 5, 6)], ids=str)
 def test_gradient_of_a_plain_factor_in_a_compiled_model(size):
     """What the backend makes blocked itself gives plain parameters, whatever their axes, plain gradients."""

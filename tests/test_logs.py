@@ -80,6 +80,7 @@ def test_nothing_is_made_for_a_log_that_is_off(monkeypatch, log_from):
 CODE = "import torch, torch_blocked as tb; tb.fallback('allow'); torch.ones(1, 17, 2, 2).to(tb.nChw8c).cummax(1)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topics, names",
     [

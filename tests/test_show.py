@@ -329,6 +329,7 @@ def test_any_descriptor(data):
         check(picture)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_any_tag(data):
@@ -475,6 +476,7 @@ def test_command_errors(command, error_of):
 # ---- the example
 
 
+@pytest.mark.slow
 def test_example(tmp_path):
     command = [sys.executable, "examples/understanding_formats.py", "--out", str(tmp_path / "pictures")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)

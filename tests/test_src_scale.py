@@ -131,6 +131,7 @@ def test_squeeze_and_excitation(name, dynamic, graphs):
     assert len(whole) == products
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_compiled_by_inductor():
     model, x = network(), torch.randn(2, 3, 12, 10)
