@@ -13,8 +13,8 @@ SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp c
 demo: build
 	$(BIN)/python examples/resnet50.py
 
-# In two processes, whose OpenMP threads do not spin while they wait: they share the cores. What compiles C++ or starts
-# processes for seconds is left to `make slow`.
+# In two processes, whose OpenMP threads do not spin while they wait: they share the cores. What traces, compiles or
+# starts processes for seconds, and all of PyTorch's operators, are left to `make slow`.
 PYTEST := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 test: build lint
 	$(PYTEST) -m "not slow"

@@ -255,6 +255,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("name", CALLS)
 def test_opcheck(name, requires_grad):

@@ -164,6 +164,7 @@ def test_fusion(name, blocked, graphs):
         assert graphs.post_ops() == sorted(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUSED)
 @torch.no_grad()
 def test_fusion_of_symbolic_sizes(name, graphs):

@@ -166,6 +166,7 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_
 NOT_DYNAMIC = ("bilinear backward", "strided backward")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("name", CALLS)
 def test_opcheck(name, requires_grad):

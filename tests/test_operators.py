@@ -76,6 +76,7 @@ OPERATORS = {
 OPERATOR_CASES = [(name, case) for name, cases in OPERATORS.items() for case, _ in cases()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize(("name", "case"), OPERATOR_CASES)
 def test_opcheck(name, case, requires_grad):

@@ -10,6 +10,7 @@ from opinfo_exceptions import EXCEPTIONS
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPS)
 def test_operator(name):
     report = check(name, limit=4, dtypes=(torch.float32, torch.int64))

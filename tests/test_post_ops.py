@@ -184,6 +184,7 @@ def activated(x, activation):
     return tb.BlockedTensor(physical, src.blocking, padded.shape).to_dense().flatten()[: len(x)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual_last", [False, True])
 @pytest.mark.parametrize("activation", SOME)
 @pytest.mark.parametrize("name", ["convolution", "convolution_transpose"])

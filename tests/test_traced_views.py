@@ -82,6 +82,7 @@ WRITES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__)
 def test_a_compiled_function_sees_the_writes(write, backend):
