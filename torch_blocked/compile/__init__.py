@@ -6,7 +6,8 @@ What happens to a graph, one file a step:
    every operator on them gives one, until a result is plain or leaves the graph. channels_last.py: linear layers of a
    permuted image's channels become convolutions.
 2. AOTAutograd traces through the tensors to their physical ones: torch_blocked's operators and ATen's.
-3. sizes.py: sizes that vary are computed from the graph's inputs.
+3. sizes.py: sizes that vary are computed from the graph's inputs; in training, where steps 4 to 12 do not apply,
+   copies that are returned are laid out before their views.
 4. weights.py: weights that are still plain are reordered.
 5. permutations.py: copies drop, and permutations whose way back follows.
 6. fusion.py: what follows a convolution becomes its post-ops.

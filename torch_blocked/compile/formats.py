@@ -116,7 +116,7 @@ def _example(node: fx.Node) -> object:
 
 
 def _layout(like: Tensor) -> tuple[tuple[int, ...], int]:
-    """The axes from outermost to innermost in memory, and the smallest stride, 1 where that may vary."""
+    """The axes from outermost to innermost in memory, and the innermost one's stride, 1 where that may vary."""
     order = range(like.dim())
     if not like.is_contiguous():
         order = sorted(order, key=like.stride, reverse=True)
@@ -135,7 +135,7 @@ def to_blocked(weight: Tensor) -> Tensor:
 
 
 def to_plain(x: Tensor, order: tuple[int, ...], stride: int) -> Tensor:
-    """`x` plain, its axes in memory as `order` says: itself where they lie so, the smallest stride being this.
+    """`x` plain, its axes in memory as `order` says: itself where they lie so, the innermost with this stride.
 
     So do views of the graph's inputs. A part of one block of a blocked tensor is plain, too, and does not.
     """

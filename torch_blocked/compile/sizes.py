@@ -2,6 +2,7 @@
 
 Where AOTAutograd asks a convolution's answer for its height, the answer has one reader more, and what comes after the
 question cannot move before it. Every size is an expression over those that are inputs, so it is computed from these.
+For training, copies are laid out before their views: Inductor cannot put strides of such sizes in order.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     import sympy
 
 aten = torch.ops.aten
-
 
 # What lies between a copy and an answer that is a view of it, as a reorder to a plain tensor makes them.
 _VIEWS = (aten.reshape.default, aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.clone.default)
