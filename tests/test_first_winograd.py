@@ -28,16 +28,23 @@ SHAPES = [
     (1, 4, 24, 300, 8, 2, 3, (1, 1), (0, 1)),
     (1, 3, 16, 4, 4, 4, 4, (1, 1), (0, 0)),
 ]
+# And dilation_h: with the stride it has a divisor, which the rows that are read are apart, or none.
+DILATED = [
+    (2, 3, 33, 40, 60, 7, 7, (2, 2), (6, 3), 2),
+    (1, 3, 20, 47, 50, 7, 7, (2, 2), (3, 3), 4),
+    (1, 2, 16, 37, 44, 5, 9, (3, 3), (6, 4), 3),
+    (1, 3, 16, 33, 29, 7, 7, (2, 2), (9, 3), 3),
+    (1, 3, 16, 30, 29, 7, 7, (4, 2), (9, 3), 6),
+]
 
 
-def conv(x, w, b, stride, padding, **post_ops):
+def conv(x, w, b, stride, padding, dilation=(1, 1), **post_ops):
     """The operator on plain x, with blocked weights."""
     block = library.isa_block()
     with tb.winograd("f4"):
         wei = w.to(weight_format(w.shape, block))
-        assert tb.algorithm(x, wei, stride=stride, padding=padding).name == "first_winograd"
-        ones = (1,) * len(stride)
-        return run(x, w, b, (stride, padding, ones, 1), None, weight_format(w.shape, block), block, **post_ops)
+        assert tb.algorithm(x, wei, stride=stride, padding=padding, dilation=dilation).name == "first_winograd"
+        return run(x, w, b, (stride, padding, dilation, 1), None, weight_format(w.shape, block), block, **post_ops)
 
 
 def check(y, expected):
@@ -53,6 +60,13 @@ def test_convolution(isa, guarded, shape, channels_last):
     if channels_last:
         x = x.to(memory_format=torch.channels_last)
     check(conv(x, w, b, stride, padding), F.conv2d(x.double(), w.double(), b.double(), stride, padding))
+
+
+@pytest.mark.parametrize("shape", DILATED, ids=str)
+def test_dilated_rows(isa, guarded, shape):
+    n, ic, oc, ih, iw, kh, kw, stride, padding, dilation_h = shape
+    x, w, window = torch.randn(n, ic, ih, iw), torch.randn(oc, ic, kh, kw), (stride, padding, (dilation_h, 1))
+    check(conv(x, w, None, *window), F.conv2d(x.double(), w.double(), None, *window))
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "silu"])

@@ -126,8 +126,8 @@ Plan::Plan(const Conv& c)
     for (int64_t kd = 0; kd < c.kd; kd++)
       for (int64_t kh = 0; kh < c.kh; kh++)
         for (int64_t channel = 0; channel < c.ic; channel++)
-          taps.push_back(
-              {(kd * c.ic + channel) * plane + kh * c.dilation_h * row + p * phase, int64_t(taps.size()) * c.block});
+          taps.push_back({(kd * c.ic + channel) * plane + kh * window.rows_per_tap * row + p * phase,
+                          int64_t(taps.size()) * c.block});
     for (int64_t j = p; j < tiles.kw; j += c.stride_w)
       columns.push_back(j % tiles.stride_w * column + j / tiles.stride_w);
   }
