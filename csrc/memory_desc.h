@@ -50,6 +50,13 @@ struct MemoryDesc {
 
   bool is_plain() const { return inner_nblks == 0; }
 
+  // Every inner block is one of channels: of a weight's output or input channels, or of an activation's.
+  bool is_blocked_by_channels() const {
+    for (int i = 0; i < inner_nblks; i++)
+      if (inner_idxs[i] > 1) return false;
+    return true;
+  }
+
   // Exactly one inner block, of axis `axis`; its size or 0.
   int64_t single_block(int axis) const { return inner_nblks == 1 && inner_idxs[0] == axis ? inner_blks[0] : 0; }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -17,6 +18,7 @@ class HugeBuffer {
  public:
   HugeBuffer() = default;
   explicit HugeBuffer(int64_t count) {
+    if (count > (std::numeric_limits<int64_t>::max() - page) / int64_t(sizeof(float))) throw std::bad_alloc();
     const int64_t wanted = count * int64_t(sizeof(float)), alignment = wanted < page ? 64 : page;
     const int64_t bytes = (wanted + alignment - 1) / alignment * alignment;
     data_ = static_cast<float*>(std::aligned_alloc(alignment, bytes));

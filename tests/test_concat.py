@@ -97,7 +97,9 @@ GOOD = {
     "weight": torch.zeros(16, 8, 1, 1), "weight_size": [16, 8, 1, 1], "weight_blocking": [], "bias": None,
     "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1], "groups": 1, "block": 8,
 }  # fmt: skip
+SHARED = torch.zeros(1, 3, 4, 4, 8)
 BAD = [
+    ({"dst": SHARED, "src": SHARED[:, 1:2], "src_blocking": [1, 8]}, RuntimeError, "memory"),
     ({"first_block": 2}, ValueError, "room for 2"),
     ({"first_block": -1}, ValueError, "from block -1"),
     ({"first_block": 2**62}, ValueError, "room for 2"),

@@ -58,7 +58,9 @@ DEPTHWISE = {
 
 SRC_FORMATS = (None, *map(tb.format, "nChw16c nChw8c nChw4c Chwn4c acdB16b".split()))
 
-WEIGHT_FORMATS = (None, *map(tb.format, "OIhw16i16o OIhw8i8o Ohwi16o Oihw8o OIhw4i16o4i oIhw4i".split()))
+BY_CHANNELS = "OIhw16i16o OIhw8i8o Ohwi16o Oihw8o OIhw4i16o4i oIhw4i"
+BY_WIDTH_TOO = "OihW4w16o OihW2w8o OIHw2h8i8o"
+WEIGHT_FORMATS = (None, *map(tb.format, f"{BY_CHANNELS} {BY_WIDTH_TOO}".split()))
 
 
 def convolve_in_all_formats(x, weight, bias, arguments):

@@ -109,7 +109,16 @@ BAD = [
     ("weight blocking", {"weight_blocking": (0, 0)}, "block of 0"),
     ("weight size", {"diff_dst": torch.zeros([1] * 64), "weight_size": (1,) * 63}, "at most 12 dims"),
     ("stride", {"stride": (0, 1)}, "stride"),
-]
+    (
+        "a padded src of more than 2**63 numbers",
+        {
+            "src": torch.zeros(1, 1, 1, 1, 1), "src_blocking": (), "diff_dst": torch.zeros(1, 1, 2, 2, 2, 8),
+            "weight_size": (8, 1, 2, 2, 2), "weight_order": (0, 1, 2, 3, 4), "stride": (1, 1, 1),
+            "padding": (1 << 23,) * 3, "dilation": ((1 << 24) - 1,) * 3,
+        },
+        "memory",
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("changed, message", [case[1:] for case in BAD], ids=[case[0] for case in BAD])
@@ -179,6 +188,19 @@ def check_fallback(shape):
 
     for grad, right in zip(gradients(f, x.to(tb.blocked), w), gradients(f, x, w), strict=True):
         assert_same(grad, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tag", ["OIhW4w16i16o", "OIHw2h8i8o", "OihW2w8o"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_weights_blocked_by_height_or_width_too(tag, transposed):
+    function = F.conv_transpose2d if transposed else F.conv2d
+    x, w = torch.randn(2, 32, 5, 7), torch.randn(32, 32, 3, 3)
+    expected = gradients(lambda x, w: function(x, w, padding=1), x.double(), w.double())
+    with tb.count() as counts:
+        found = gradients(lambda x, w: function(x, w, padding=1), x.to(tb.blocked), w.to(tb.format(tag)))
+    assert not counts.fallbacks and found[1].format == tb.format(tag)
+    for grad, right in zip(found, expected, strict=True):
+        assert_same(grad, right.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_convolution_wants_only_some():

@@ -76,12 +76,16 @@ def test_refuses():
     given, _ = arguments(2, 32, 32, (5, 4), (1, 1), (1, 1), (0, 0), block)
     scale = given["src_scale"]
     plain = dict(weight=torch.randn(32, 32, 1, 1), weight_blocking=[])
+    other = 24 - block  # 8 of 16, 16 of 8
+    other_outputs = dict(weight=torch.randn(32 // other, 32 // block, 1, 1, block, other))
     for bad in (
         dict(src_scale=scale[:1]),
         dict(src_scale=scale[:, :, 0]),
         dict(src_scale=scale.double()),
         dict(src=torch.randn(2, 32, 5, 4), src_blocking=[]),
         plain,
+        other_outputs | dict(weight_blocking=[1, block, 0, other]),
+        dict(block=other),
         dict(groups=2, weight_size=[32, 16, 1, 1], weight=torch.randn(32 // block, 16 // block, 1, 1, block, block)),
     ):
         with pytest.raises(ValueError, match="src_scale"):

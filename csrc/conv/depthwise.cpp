@@ -6,8 +6,8 @@
 // channels share a block, lanes keep their own channel and the filters are moved instead, once for a block.
 //
 // src is read where it lies. The kernels for whole rows of the filter pass over the pixels in the padding. For filters
-// that have none the columns of dst fall into runs whose filters have the same columns inside src, each with its own
-// list of taps. The rows of the filter that are inside are a part of the list. 3x3 filters of narrow planes read each
+// that have none the columns of dst fall into runs whose filters have the same columns inside src: the list of their
+// taps, of which the rows of the filter that are inside are a part. 3x3 filters of narrow planes read each
 // src row once, for three dst rows.
 #include "../caches.h"
 #include "../parallel.h"
@@ -41,16 +41,15 @@ struct Inside {
   bool operator==(const Inside&) const = default;
 };
 
-// Dst columns [begin, end) with one list of taps: those of all filter rows, row by row. A whole row of dst may be one,
-// and then takes columns at the edges too.
+// Dst columns [begin, end) whose filters have the same columns inside src. A whole row of dst may be one, and then
+// takes columns at the edges too.
 struct ColumnRun {
   int64_t begin, end;
-  const DepthwiseKernel* kernels;  // by the number of columns
-  int64_t cols;                    // in a tile
-  std::pmr::vector<Tap> taps;
-  std::pmr::vector<TapRange> rows;  // for each dst row, those of them inside src
+  const DepthwiseKernel* kernels;   // by the number of columns
+  int64_t cols;                     // in a tile
+  std::pmr::vector<TapRange> rows;  // for each dst row, the taps inside src
 
-  explicit ColumnRun(std::pmr::memory_resource* memory) : taps(memory), rows(memory) {}
+  explicit ColumnRun(std::pmr::memory_resource* memory) : rows(memory) {}
 };
 
 // All that can be known before the rows: a plane may be no more than a few hundred multiplications.
@@ -66,9 +65,12 @@ struct Plan {
   std::vector<int64_t> weights;  // of each channel of a group of several: where they begin
   InlineMemory<4096> memory;
   std::pmr::vector<ColumnRun> runs{&memory};
+  std::pmr::vector<Tap> taps{&memory};                      // row by row: of one filter row all, else those of each run
   std::pmr::vector<Inside> rows{&memory}, planes{&memory};  // of the filter, for each dst row and depth
 
   explicit Plan(const Conv& c);
+  void list_runs();
+  void list_taps(const Inside& columns, int64_t step);
   Inside columns(int64_t ow) const { return {ow * conv.stride_w - conv.pad_w, conv.kw, conv.dilation_w, conv.iw}; }
   bool maps_lanes() const { return lane != Lane::Own && !exchange; }
   int64_t exchanged_size() const { return exchange ? conv.kd * wei_plane : 0; }
@@ -116,29 +118,43 @@ Plan::Plan(const Conv& c)
   planes.reserve(c.od);
   for (int64_t oh = 0; oh < c.oh; oh++) rows.emplace_back(oh * c.stride_h - c.pad_h, c.kh, c.dilation_h, c.ih);
   for (int64_t od = 0; od < c.od; od++) planes.emplace_back(od * c.stride_d - c.pad_d, c.kd, c.dilation_d, c.id);
+  list_runs();
+}
+
+void Plan::list_taps(const Inside& columns, int64_t step) {
+  const Conv& c = conv;
+  const int64_t* const strides = c.src_md.strides;
+  for (int64_t kh = 0; kh < c.kh; kh++)
+    for (int64_t kw = columns.begin; kw < columns.end; kw += step) {
+      const int64_t index[] = {0, 0, kh, kw, 0};
+      taps.push_back({kh * c.dilation_h * strides[2] + kw * c.dilation_w * strides[3],
+                      exchange ? (kh * c.kw + kw) * wei_kw : c.wei_md.off_v(index)});
+    }
+}
+
+void Plan::list_runs() {
+  const Conv& c = conv;
   const DepthwiseKernels& all = *c.kernels()->depthwise;
   const int kernel = row_kernel(c), step = depthwise_kw[kernel];
   const int64_t stride = column_stride(c);
   const int64_t most = rolling ? all.rolling_cols : stride == 0 ? 1 : all.cols[int(lane)][kernel];
-  const auto taken = [&](int64_t ow) { return kernel ? Inside(0, c.kw, 1, c.kw) : columns(ow); };
+  const Inside whole(0, c.kw, 1, c.kw);
+  const auto taken = [&](int64_t ow) { return kernel ? whole : columns(ow); };
+  if (c.kh == 1) list_taps(whole, step);
   for (int64_t begin = 0, end; begin < c.ow; begin = end) {
     const Inside inside = taken(begin);
     for (end = begin + 1; end < c.ow && taken(end) == inside;) end++;
     const int64_t ntiles = (end - begin + most - 1) / most, taps_per_row = (inside.end - inside.begin) / step;
+    const int64_t first = c.kh == 1 ? inside.begin / step : int64_t(taps.size());
+    if (c.kh > 1) list_taps(inside, step);
     ColumnRun run(&memory);
     run.begin = begin;
     run.end = end;
     run.kernels = rolling ? all.rolling : all.kernels[int(lane)][kernel][std::max<int64_t>(1, stride) - 1];
     run.cols = (end - begin + ntiles - 1) / ntiles;
-    run.taps.reserve(c.kh * taps_per_row);
     run.rows.reserve(c.oh);
-    for (int64_t kh = 0; kh < c.kh; kh++)
-      for (int64_t kw = inside.begin; kw < inside.end; kw += step) {
-        const int64_t index[] = {0, 0, kh, kw, 0};
-        run.taps.push_back({kh * c.dilation_h * c.src_md.strides[2] + kw * c.dilation_w * c.src_md.strides[3],
-                            exchange ? (kh * c.kw + kw) * wei_kw : c.wei_md.off_v(index)});
-      }
-    for (const Inside& row : rows) run.rows.push_back({row.begin * taps_per_row, row.end * taps_per_row});
+    for (const Inside& row : rows)
+      run.rows.push_back({first + row.begin * taps_per_row, first + row.end * taps_per_row});
     runs.push_back(std::move(run));
   }
 }
@@ -245,7 +261,7 @@ DepthwiseArgs arguments(const Plan& plan) {
 // The columns of a run, where the filter's rows begin at `src_row`: tiles of one width, then what is left.
 void compute_columns(const Plan& plan, const Strip& strip, const ColumnRun& run, int64_t src_row, DepthwiseArgs& a) {
   const Conv& c = plan.conv;
-  a.taps = run.taps.data();
+  a.taps = plan.taps.data();
   for (int64_t col = run.begin, cols = run.cols; col < run.end; col += cols * a.ntiles) {
     cols = std::min(cols, run.end - col);
     a.ntiles = (run.end - col) / cols;
@@ -323,11 +339,14 @@ void run(const Conv& c) {
   });
 }
 
-// Any format whose innermost block is one of output channels, else Oihw{b}o.
+// Any format by channels whose innermost block is one of output channels, else Oihw{b}o: from one tap to the next there
+// is one stride.
 MemoryDesc weights(const Conv& c) {
   const MemoryDesc& md = c.wei_md;
   const int last = md.inner_nblks - 1;
-  if (last >= 0 && md.inner_idxs[last] == 0 && md.inner_blks[last] == c.block && md.block(0) == c.block) return md;
+  if (last >= 0 && md.inner_idxs[last] == 0 && md.inner_blks[last] == c.block && md.block(0) == c.block &&
+      md.is_blocked_by_channels())
+    return md;
   return dense_desc(md, {0, 1, 2, 3}, {{0, c.block}});
 }
 

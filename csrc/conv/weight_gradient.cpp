@@ -253,7 +253,10 @@ HugeBuffer channels_last_padded(Conv& c) {
   const int64_t sizes[] = {c.n, c.id + 2 * c.pad_d, c.ih + 2 * c.pad_h, c.iw + 2 * c.pad_w, c.ic};
   const int axes[] = {0, 4, 2, 3, 1};
   int64_t stride = 1;
-  for (int i = 4; i >= 0; i--) md.strides[axes[i]] = stride, stride *= sizes[i];
+  for (int i = 4; i >= 0; i--) {
+    md.strides[axes[i]] = stride;
+    if (__builtin_mul_overflow(stride, sizes[i], &stride)) throw std::bad_alloc();
+  }
   HugeBuffer padded(stride);
   parallel_for(c.n, c.nthreads, [&](int64_t begin, int64_t end) {
     std::fill(padded.data() + begin * md.strides[0], padded.data() + end * md.strides[0], 0.f);

@@ -1,3 +1,5 @@
+#include <ATen/MemoryOverlap.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -13,7 +15,7 @@ Tensor empty_dst(const Conv& c, int64_t ndims, const Tensor& src) {
 }
 
 // Makes channel blocks of `dst`, from the first_block-th on, the problem's dst.
-void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims, const Tensor& src) {
+void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims, const Tensor& src, const Tensor& weight) {
   Shape shape = dst_shape(c, ndims);
   const int64_t blocks = shape[1];
   TORCH_CHECK_TYPE(dst.scalar_type() == at::kFloat && src.scalar_type() == at::kFloat,
@@ -24,6 +26,7 @@ void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims, con
       dst.sizes() == IntArrayRef(shape) && dst.is_contiguous() && first_block >= 0 && first_block <= shape[1] - blocks,
       "convolution: dst is dense and has shape ", IntArrayRef(shape), " with room for ", blocks,
       " blocks of channels from block ", first_block, " on, got ", dst.sizes());
+  for (const Tensor& read : {src, weight}) at::assert_no_overlap(dst.narrow(1, first_block, blocks), read);
   c.dst_blocks = shape[1];
   if (dst.numel() > 0) c.dst = dst.mutable_data_ptr<float>() + first_block * c.dst_block();
 }
@@ -80,15 +83,14 @@ void run(const char* name, void (*convolve_it)(const Conv&, const WeightKey*), C
 
 void check_src_scale(const Conv& c, const Tensor& src, IntArrayRef weight_blocking, const Tensor& weight,
                      const Tensor& src_scale) {
-  const int64_t block = c.src_md.single_block(1);
-  const bool fits = block > 0 && src.scalar_type() == at::kFloat && c.groups == 1 && weight_blocking.size() == 4 &&
-                    weight_blocking[0] == 1 && weight_blocking[1] == block && weight_blocking[2] == 0 &&
-                    weight.is_contiguous();
+  const int64_t block = c.block, both[] = {1, block, 0, block};
+  const bool fits = c.src_md.single_block(1) == block && src.scalar_type() == at::kFloat && c.groups == 1 &&
+                    weight_blocking == IntArrayRef(both) && weight.is_contiguous();
   TORCH_CHECK_VALUE(fits,
-                    "convolution: with a src_scale there are no groups, src is float32 and has channels in blocks, and "
-                    "so has a dense weight, then output channels; got src ",
-                    src.scalar_type(), " ", src.sizes(), " and a weight blocked by ", weight_blocking, " for ",
-                    c.groups, " groups");
+                    "convolution: with a src_scale there are no groups, src is float32 and has channels in blocks "
+                    "of dst's ",
+                    block, ", and so has a dense weight, then output channels; got src ", src.scalar_type(), " ",
+                    src.sizes(), " and a weight blocked by ", weight_blocking, " for ", c.groups, " groups");
   std::vector<int64_t> expected(src.dim(), 1);
   expected[0] = src.size(0), expected[1] = src.size(1), expected.back() = block;
   TORCH_CHECK_VALUE(src_scale.sizes() == IntArrayRef(expected) && src_scale.scalar_type() == at::kFloat,
@@ -131,7 +133,7 @@ void convolution_out_cpu(const Tensor& dst, int64_t first_block, const Tensor& s
                          c10::string_view activation, double alpha) {
   const IntArrayRef src_blocking = known(maybe_src_blocking), weight_blocking = known(maybe_weight_blocking);
   Conv c = problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
-  set_dst(c, dst, first_block, weight_size.size(), src);
+  set_dst(c, dst, first_block, weight_size.size(), src, weight);
   const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);
   if (dst.numel() == 0) return;
   run("convolution", convolve, c, src, weight, weight_blocking, dst);
@@ -144,16 +146,17 @@ static int64_t transposed_dst_size(int64_t src, int64_t pad, int64_t kernel, int
 
 static void set_transposed_dst_size(Conv& c, int64_t spatial, IntArrayRef output_padding) {
   check_window("output_padding", output_padding, spatial, 0);
+  constexpr int64_t most = int64_t(1) << 31;  // so that no size of dst overflows
+  TORCH_CHECK(std::max({c.id, c.ih, c.iw}) < most,
+              "convolution_transpose: src is below 2**31 in each spatial dim, got ", c.id, "x", c.ih, "x", c.iw);
   const auto beyond = [&](int64_t from_last) {
     return from_last < spatial ? output_padding[spatial - 1 - from_last] : 0;
   };
   c.ow = transposed_dst_size(c.iw, c.pad_w, c.kw, c.dilation_w, c.stride_w, beyond(0));
   c.oh = transposed_dst_size(c.ih, c.pad_h, c.kh, c.dilation_h, c.stride_h, beyond(1));
   c.od = transposed_dst_size(c.id, c.pad_d, c.kd, c.dilation_d, c.stride_d, beyond(2));
-  constexpr int64_t most = int64_t(1) << 31;  // so that no size of dst overflows
-  TORCH_CHECK(std::min({c.id, c.ih, c.iw, c.od, c.oh, c.ow}) > 0 && std::max({c.id, c.ih, c.iw}) < most,
-              "convolution_transpose: src of ", c.id, "x", c.ih, "x", c.iw, " gives dst of ", c.od, "x", c.oh, "x",
-              c.ow, ", which is no size");
+  TORCH_CHECK(std::min({c.id, c.ih, c.iw, c.od, c.oh, c.ow}) > 0, "convolution_transpose: src of ", c.id, "x", c.ih,
+              "x", c.iw, " gives dst of ", c.od, "x", c.oh, "x", c.ow, ", which is no size");
 }
 
 static Conv transposed_problem(const Tensor& src, IntArrayRef src_blocking, const Tensor& weight,
@@ -165,9 +168,8 @@ static Conv transposed_problem(const Tensor& src, IntArrayRef src_blocking, cons
   TORCH_CHECK_VALUE(c.src_md.single_block(1) == block && c.kernels() != nullptr,
                     "convolution_transpose: src has channels in blocks of ", block,
                     " that this CPU's kernels take, got ", src_blocking);
-  for (int i = 0; i < c.wei_md.inner_nblks; i++)
-    TORCH_CHECK_VALUE(c.wei_md.inner_idxs[i] < 2, "convolution_transpose: a weight is blocked by channels only, got ",
-                      weight_blocking);
+  TORCH_CHECK_VALUE(c.wei_md.is_blocked_by_channels(),
+                    "convolution_transpose: a weight is blocked by channels only, got ", weight_blocking);
   set_transposed_dst_size(c, weight_size.size() - 2, output_padding);
   return c;
 }
@@ -197,7 +199,7 @@ void convolution_transpose_out_cpu(const Tensor& dst, int64_t first_block, const
                                    c10::string_view activation, double alpha) {
   Conv c = transposed_problem(src, src_blocking, weight, weight_size, weight_blocking, stride, padding, output_padding,
                               dilation, groups, block);
-  set_dst(c, dst, first_block, weight_size.size(), src);
+  set_dst(c, dst, first_block, weight_size.size(), src, weight);
   const PostOpArguments post_ops(c, dst, bias, scale, shift, std::nullopt, activation, alpha, false);
   if (dst.numel() == 0) return;
   run("convolution_transpose", convolve_transposed, c, src, weight, weight_blocking, dst);

@@ -70,6 +70,14 @@ at::Tensor diff_bias(const Operand& diff_dst) {
   return sums.slice(0, 0, diff_dst.sizes()[1]).to(diff_dst.physical.scalar_type(), false, /*copy=*/true);
 }
 
+// Whether the transposed convolution reads a weight as it lies: blocked by its channels alone.
+bool reads_transposed(const Operand& weight) {
+  const at::IntArrayRef blocks = weight.blocks();  // (axis, size), and the next
+  for (size_t i = 0; i < blocks.size(); i += 2)
+    if (blocks[i] > 1) return false;
+  return true;
+}
+
 }  // namespace
 
 int64_t weight_reorders() {
@@ -163,7 +171,7 @@ bool Handlers::convolution_backward(Arguments args, Stack& answers) const {
   if (!c || !diff_dst || diff_dst->block(1) != c->block || !is_blocked_by_channels(*diff_dst) ||
       diff_dst->physical.scalar_type() != c->src.physical.scalar_type() ||
       diff_dst->sizes().size() != c->src.sizes().size() || !c->weight.is_blocked() ||
-      (wants_src && !c->src.is_blocked()))
+      (wants_src && !(c->src.is_blocked() && reads_transposed(c->weight))))
     return false;
   answers.emplace_back(wants_src ? diff_src(*c, *diff_dst) : at::Tensor());
   answers.emplace_back(wants_weight ? diff_weight(*c, *diff_dst) : at::Tensor());

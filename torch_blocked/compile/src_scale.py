@@ -51,7 +51,7 @@ def _pays(convolution: fx.Node) -> bool:
     """Whether src has more numbers a channel, by far, than the weights, which are scaled anew for every image."""
     from torch.fx.experimental.symbolic_shapes import optimization_hint
 
-    src_blocking, size, weight_blocking, groups = (convolution.args[i] for i in (1, 3, 4, 9))
+    src_blocking, size, weight_blocking, groups, block = (convolution.args[i] for i in (1, 3, 4, 9, 10))
     pixels = math.prod(map(optimization_hint, convolution.args[0].meta["val"].shape[2:-1]))
-    in_order = len(src_blocking) == 2 and list(weight_blocking)[:3] == [*src_blocking, 0] and len(weight_blocking) == 4
+    in_order = list(src_blocking) == [1, block] and list(weight_blocking) == [1, block, 0, block]
     return groups == 1 and in_order and pixels >= 2 * size[0] * math.prod(size[2:])

@@ -69,6 +69,8 @@ def _convolution_transpose(
     stride, padding, dilation = window
     block = _kernel_block(x, weight)
     wei, wei_blocking = _physical(weight)
+    if max(wei_blocking.axes, default=0) > 1:  # which the operator does not read
+        wei, wei_blocking = reorder.to_plain(weight), _PLAIN
     before = _python.weight_reorders()
     physical = library.convolution_transpose_op(
         reorder.to_blocking(x, CHANNELS[block]), (1, block), wei, weight.shape, sum(wei_blocking, ()),
@@ -134,7 +136,6 @@ def _has_transposed_kernel(
         and all(
             0 <= out < max(s, d) and (n - 1) * s - 2 * pad + d * (k - 1) + out >= 0 for n, k, s, pad, d, out in sizes
         )
-        and not (isinstance(weight, BlockedTensor) and max(weight._blocking.axes) > 1)
     )
 
 
