@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <utility>
+
+#include "fork.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -25,14 +28,20 @@ constexpr size_t most_larger = 16;
 // What is cut off is worth an entry of its own if it is at least an eighth of what is asked for.
 constexpr size_t least_rest = 8;
 
-// A quarter of the machine's memory, so that a training step finds what the last one freed.
-size_t default_limit() {
 #ifdef __linux__
-  return size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE)) / 4;
-#else
-  return size_t(1) << 30;
-#endif
+// What this process may use: the machine's memory, or its container's (Linux's documentation of cgroups, 2 and 1).
+size_t memory_limit() {
+  size_t least = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGE_SIZE)), bytes;
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"})
+    if (std::ifstream(path) >> bytes) least = std::min(least, bytes);  // not where it is "max"
+  return least;
 }
+#else
+size_t memory_limit() { return size_t(4) << 30; }
+#endif
+
+// A quarter of the memory, so that a training step finds what the last one freed.
+size_t default_limit() { return memory_limit() / 4; }
 
 // Eighths of a power of two: at most 12.5 % is lost, and there are few enough sizes for blocks to be found again.
 size_t capacity_of(size_t bytes) {
@@ -73,7 +82,10 @@ void* system_allocate(size_t bytes) {
 Pool::Pool() : limit_(default_limit()) {}
 
 Pool& Pool::instance() {
-  static Pool* const pool = new Pool;  // never destroyed: tensors may outlive every static object
+  static Pool* const pool = [] {  // never destroyed: tensors may outlive every static object
+    hold_in_forks<Pool>();
+    return new Pool;
+  }();
   return *pool;
 }
 

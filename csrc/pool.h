@@ -33,6 +33,9 @@ class Pool {
   // How many free bytes are kept at most, from now on, but in segments that are in use; returns the limit before.
   size_t set_limit(size_t bytes);
 
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
  private:
   Block* reuse(size_t capacity);  // a free one, or null
   Block* add_segment(size_t capacity);

@@ -164,30 +164,30 @@ def test_another_thread_writes(write):
     alike(y, expected)
 
 
-def test_a_forked_process_knows_nothing_of_other_threads():
-    """One of which runs a convolution that waited, and holds its lock."""
-    script = """
+FORKING = """
 import os, signal, threading, time
 import torch, torch_blocked as tb
 
 torch.set_num_threads(1)
-layer, stop = torch.nn.Conv2d(64, 64, 3, padding=1).to(tb.blocked), threading.Event()
+stop = threading.Event()
 x, other = (torch.randn(8, 64, 56, 56).to(tb.blocked) for _ in range(2))
+{setup}
 
 @torch.no_grad()
 def work():
     while not stop.is_set():
-        layer(x).relu_().sum()
+        {work}
 
 thread = threading.Thread(target=work)
 thread.start()
 time.sleep(0.3)
-for _ in range(5):
+for _ in range(20):
+    time.sleep(0.005)
     child = os.fork()
     if child == 0:
         signal.alarm(20)
         with torch.no_grad():
-            other.add_(1)
+            {child}
         os._exit(0)
     failed = os.waitpid(child, 0)[1]
     if failed:
@@ -196,6 +196,26 @@ stop.set()
 thread.join()
 assert not failed
 """
+# What another thread does at the moment, and what the forked process does first.
+FORKS = {
+    "a convolution that waited": dict(
+        setup="layer = torch.nn.Conv2d(64, 64, 3, padding=1).to(tb.blocked)",
+        work="layer(x).relu_().sum()",
+        child="other.add_(1)",
+    ),
+    "weights are reordered": dict(
+        setup="tb.fuse('never').__enter__(); tb.winograd('never').__enter__()\n"
+        "small, weight = torch.randn(1, 512, 3, 3).to(tb.blocked), torch.randn(512, 512, 3, 3).to(tb.OIhw4i16o4i)",
+        work="tb.empty_cache(); torch.nn.functional.conv2d(small, weight)",
+        child="tb.library.packed_weights_bytes()",
+    ),
+}
+
+
+@pytest.mark.parametrize("meanwhile", FORKS)
+def test_a_forked_process_knows_nothing_of_other_threads(meanwhile):
+    """One of which runs, and holds a lock."""
+    script = FORKING.format(**FORKS[meanwhile])
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 

@@ -208,6 +208,17 @@ def test_one_tensor_serves_several_transposed_convolutions():
                 assert_same(F.conv_transpose1d(src, wei, **window), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_one_physical_tensor_of_several_sizes():
+    """As many input channels as are said to be in its block: they are laid out differently."""
+    block = library.isa_block()
+    x, w = torch.ones(1, 1, 4, 4, block), torch.ones(1, 1, 1, 1, block, block)
+    for channels in (3, block - 1, 3, block):
+        y = library.convolution_op(
+            x, (1, block), w, (block, channels, 1, 1), (1, block, 0, block), None, [1, 1], [0, 0], [1, 1], 1, block
+        )
+        assert y.eq(channels).all()
+
+
 @pytest.mark.skipif(VECTORS != "avx512", reason="two blocks have kernels on AVX-512 only")
 def test_kept_weights_serve_each_block():
     model = torch.nn.Conv2d(32, 32, 3, bias=False).to(tb.blocked)

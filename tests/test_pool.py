@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -134,8 +136,18 @@ def test_small_outputs_share_a_page():
     assert not addresses[0] <= tiny.data_ptr() < addresses[0] + HUGE_PAGE  # of which it would hold the rest
 
 
+def memory_limit():
+    """Bytes that the machine has, or that its container may use."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in map(Path, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        if path.exists() and path.read_text().strip().isdigit():
+            limits.append(int(path.read_text()))
+    return min(limits)
+
+
 def test_pool_is_bounded():
     before = library.set_cache_limit(1 << 26)
+    assert before == memory_limit() // 4
     kept = [torch.empty(1, 16, 1, 1).expand(1, 16, 512, 256).to(tb.nChw16c) for _ in range(10)]
     del kept
     assert 0 < library.cached_bytes() <= 1 << 26

@@ -105,7 +105,8 @@ count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)`
 
 ``torch_blocked::max_pool_backward(diff_dst, indices, src_size) -> diff_src``
     The gradient of maxima with respect to src, float32: diff_dst and the int64 `indices` are as `pool` makes them,
-    diff_src is (n, blocks, h, w, block) with `src_size` (h, w). An index outside the plane is that of an empty window.
+    diff_src is (n, blocks, h, w, block) with `src_size` (h, w). What has an index outside
+    the plane, as an empty window may, is not added.
 
 ``torch_blocked::avg_pool_backward(diff_dst, src_size, kernel_size=[], stride=[], padding=[], count_include_pad=True,
 divisor_override=None) -> diff_src``
@@ -242,8 +243,8 @@ def empty_cache() -> None:
 def set_cache_limit(nbytes: int) -> int:
     """Sets how many bytes of freed outputs the pool keeps at most; returns the limit before.
 
-    At first it is a quarter of the machine's memory; what is left of memory that other outputs are part of stays beyond
-    it. ValueError for a negative one.
+    At first it is a quarter of the memory of the machine, or of its container (cgroup) where that has less; what is
+    left of memory that other outputs are part of stays beyond it. ValueError for a negative one.
     """
     return ops.set_cache_limit(nbytes)
 

@@ -99,12 +99,14 @@ int64_t elements(const MemoryDesc& md) {
 }
 
 static Packing packing(const Algorithm& algorithm, const Conv& conv, const WeightKey& key, const Taps& taps = {}) {
-  return {algorithm.packs_as ? algorithm.packs_as : &algorithm,
-          conv.block,
-          conv.groups,
-          conv.stride_w,
-          key.transposed,
-          taps};
+  Packing packing{.algorithm = algorithm.packs_as ? algorithm.packs_as : &algorithm,
+                  .block = conv.block,
+                  .groups = conv.groups,
+                  .stride_w = conv.stride_w,
+                  .transposed = key.transposed,
+                  .taps = taps};
+  std::copy_n(conv.wei_md.dims, conv.wei_md.ndims, packing.size.begin());
+  return packing;
 }
 
 static void reorder_weights(const Conv& conv, const MemoryDesc& wanted, float* to) {

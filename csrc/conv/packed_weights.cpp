@@ -2,12 +2,19 @@
 
 #include <algorithm>
 
+#include "../fork.h"
+#include "../pool.h"
+
 namespace torch_blocked {
 
 static int64_t bytes_of(const PackedWeights::Packed& packed) { return packed->count() * int64_t(sizeof(float)); }
 
 PackedWeights& PackedWeights::instance() {
-  static PackedWeights* const weights = new PackedWeights;  // never destroyed: tensors may outlive every static object
+  static PackedWeights* const weights = [] {  // never destroyed: tensors may outlive every static object
+    Pool::instance();                         // in a fork locked after this one, as packing does
+    hold_in_forks<PackedWeights>();
+    return new PackedWeights;
+  }();
   return *weights;
 }
 

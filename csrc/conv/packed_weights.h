@@ -35,9 +35,10 @@ struct WeightKey {
 using Taps = std::array<int64_t, 6>;
 
 // What packed weights are kept as: one tensor serves src of several blocks, any groups, strides and both kinds of
-// convolution.
+// convolution, and as many channels as its blocks have room for.
 struct Packing {
   const void* algorithm = nullptr;  // null: as they are, in float32
+  std::array<int64_t, 5> size{};    // the weight's logical one
   int64_t block = 0, groups = 0, stride_w = 0;
   bool transposed = false;
   Taps taps{};
@@ -66,6 +67,9 @@ class PackedWeights {
   int64_t bound();
   int64_t bytes();
   void empty();
+
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
  private:
   static constexpr int64_t least_bound = int64_t(256) << 20;

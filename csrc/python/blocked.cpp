@@ -8,6 +8,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "../fork.h"
+
 namespace torch_blocked {
 namespace {
 
@@ -176,18 +178,24 @@ struct Exposed {
   std::mutex mutex;
   std::unordered_map<const void*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
   size_t most = 64;  // before those that are gone are looked for
+
+  static Exposed& instance() {
+    static auto* const all = [] {
+      hold_in_forks<Exposed>();
+      return new Exposed;
+    }();
+    return *all;
+  }
+  void lock() { mutex.lock(); }
+  void unlock() { mutex.unlock(); }
 };
-Exposed& exposed() {
-  static auto* const all = new Exposed;
-  return *all;
-}
 
 }  // namespace
 
 bool expose(const at::Tensor& physical) {
   if (!is_plain(physical) || !physical.has_storage()) return false;
-  Exposed& all = exposed();
-  const std::lock_guard lock(all.mutex);
+  Exposed& all = Exposed::instance();
+  const std::lock_guard lock(all);
   c10::StorageImpl* const storage = physical.storage().unsafeGetStorageImpl();
   all.storages.insert_or_assign(
       storage, c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)));
@@ -202,8 +210,8 @@ bool is_exposed(const at::Tensor& physical) {
   if (!is_plain(physical) || !physical.has_storage()) return false;
   const c10::Storage& storage = physical.storage();
   if (at::MapAllocator::fromDataPtr(storage.data_ptr())) return true;  // another process may have it
-  Exposed& all = exposed();
-  const std::lock_guard lock(all.mutex);
+  Exposed& all = Exposed::instance();
+  const std::lock_guard lock(all);
   return all.storages.contains(storage.unsafeGetStorageImpl());
 }
 
