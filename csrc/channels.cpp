@@ -20,7 +20,7 @@ struct Pixels {
   int64_t offset() const { return (image * shape.blocks() * shape.pixels + first) * shape.block; }
   int64_t stride() const { return whole() ? shape.pixels * shape.block : copy_stride(); }
   int64_t copy_stride() const { return shape.block * shape.block; }
-  int64_t copy_size() const { return shape.blocks() * copy_stride(); }
+  int64_t copy_size() const { return whole() ? 0 : shape.blocks() * copy_stride(); }
 
   // Where a kernel reads them: where they lie, or copied and filled up with zeros.
   const float* read(const float* tensor, float* copy) const {

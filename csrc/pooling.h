@@ -56,7 +56,7 @@ struct MaxPoolBackward {
   int64_t planes, block;   // images times blocks
   int64_t pixels, ih, iw;  // of a plane of diff_dst; the sizes of diff_src
   const float* diff_dst;   // dense
-  const int64_t* indices;  // laid out as diff_dst, h * iw + w; one outside the plane is that of an empty window
+  const int64_t* indices;  // laid out as diff_dst, h * iw + w; what is outside the plane is not added
   float* diff_src;
   int64_t nthreads;
 };

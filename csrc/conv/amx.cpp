@@ -358,14 +358,8 @@ bool is_in_bounds(const Conv& c, int64_t n) {
 // alone.
 void run_out_of_bounds(const Conv& c) {
   if (!is_in_bounds(c.wei, elements(c.wei_md))) return conv_direct.run(c);
-  for (int64_t n = 0; n < c.n; n++) {
-    if (is_in_bounds(c, n)) continue;
-    Conv image = c;
-    image.n = image.src_md.dims[0] = 1;
-    image.src += n * c.src_md.strides[0];
-    image.advance_dst(n * c.dst_image());
-    conv_direct.run(image);
-  }
+  for (int64_t n = 0; n < c.n; n++)
+    if (!is_in_bounds(c, n)) conv_direct.run(c.images(n, 1));
 }
 
 void run(const Conv& c) {

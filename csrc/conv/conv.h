@@ -78,6 +78,14 @@ struct Conv {
     dst += offset;
     if (post_ops.residual) post_ops.residual += offset;
   }
+  // The same of `count` images alone, from the first-th on.
+  Conv images(int64_t first, int64_t count) const {
+    Conv some = *this;
+    some.n = some.src_md.dims[0] = count;
+    some.src += first * src_md.strides[0];
+    some.advance_dst(first * dst_image());
+    return some;
+  }
   // The kernels whose vectors are one block wide, null where no build of them is.
   const ConvKernels* kernels() const;
 };

@@ -26,15 +26,11 @@ static void scale_weights(const Conv& c, const float* factors, float* scaled) {
 
 void convolve_scaled(const Conv& conv, const float* src_scale) {
   const PooledBuffer scaled(elements(conv.wei_md));
-  Conv image = conv;
-  image.n = image.src_md.dims[0] = 1;
-  image.wei = scaled.data();
-  for (int64_t i = 0; i < conv.n; i++) {
-    scale_weights(conv, src_scale, scaled.data());
+  for (int64_t n = 0; n < conv.n; n++) {
+    scale_weights(conv, src_scale + n * conv.src_md.outer(1) * conv.block, scaled.data());
+    Conv image = conv.images(n, 1);
+    image.wei = scaled.data();
     convolve(image, nullptr);
-    src_scale += conv.src_md.outer(1) * conv.block;
-    image.src += conv.src_md.strides[0];
-    image.advance_dst(conv.dst_image());
   }
 }
 

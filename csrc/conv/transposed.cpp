@@ -105,13 +105,7 @@ class ReadyPhase {
  public:
   ReadyPhase(const Conv& phase, const WeightKey* key, const Taps& taps)
       : algorithm_(choose(phase, 1)), weights_(phase, algorithm_, key, taps) {}
-  void run(int64_t first, int64_t images) const {
-    Conv c = weights_.conv;
-    c.n = images;
-    c.src += first * c.src_md.strides[0];
-    c.advance_dst(first * c.dst_image());
-    algorithm_.run(c);
-  }
+  void run(int64_t first, int64_t images) const { algorithm_.run(weights_.conv.images(first, images)); }
   // Depthwise: one block of channels of one image, by the calling thread alone.
   void run_block(int64_t image, int64_t oc_block) const {
     Conv c = weights_.conv;

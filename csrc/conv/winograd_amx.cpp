@@ -214,13 +214,7 @@ bool compute(const Plan& plan) {
 void run(const Conv& c) {
   if (compute(Plan(c))) return;
   if (c.n == 1) return conv_winograd_f4.run(c);
-  for (int64_t n = 0; n < c.n; n++) {
-    Conv image = c;
-    image.n = image.src_md.dims[0] = 1;
-    image.src += n * c.src_md.strides[0];
-    image.advance_dst(n * c.dst_image());
-    run(image);
-  }
+  for (int64_t n = 0; n < c.n; n++) run(c.images(n, 1));
 }
 
 }  // namespace
