@@ -34,7 +34,7 @@ bool streams_dst(const Conv& c) {
   return !c.phase && outgrows_caches((src_size + dst_size) * int64_t(sizeof(float)), room) && is_streamable(c.dst);
 }
 
-bool stores_in_turn(const Conv& c) { return c.block == 16 && !is_behind_mesh(); }
+bool stores_in_turn(const Conv& c, bool streams) { return c.block == 16 && (streams || !is_behind_mesh()); }
 
 // What needs no packing: the first of the list that can.
 static const Algorithm& without_packing(const Conv& conv) {

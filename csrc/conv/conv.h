@@ -173,8 +173,9 @@ void lane_maps(const Conv& c, int64_t oc_block, const std::vector<int64_t>& weig
 bool streams_dst(const Conv& conv);
 
 // Whether the kernels of a plain src store some columns while they multiply others. Behind a mesh cores have room for
-// all stores of a run; and of blocks of 8 these columns are too few sums for two FMAs a cycle.
-bool stores_in_turn(const Conv& conv);
+// all stores of a run, but of those past the caches (`streams`); and of blocks of 8 these columns are too few sums for
+// two FMAs a cycle.
+bool stores_in_turn(const Conv& conv, bool streams);
 
 // How many input channel blocks are summed in one go where each has `taps` products a lane: the error of a sum of n
 // products grows as sqrt(n), so long ones are cut into parts of about sum_products.

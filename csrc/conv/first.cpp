@@ -161,7 +161,7 @@ void compute_rows(const Plan& plan, const Rows& rows, int64_t oc_block) {
   a.dst_block = c.dst_block();
   a.tap_cols = c.kw * c.ic;
   a.stream = plan.stream;
-  a.in_turn = stores_in_turn(c);
+  a.in_turn = stores_in_turn(c, plan.stream);
   // Behind a mesh cores take lines of dst by themselves.
   a.fetch_dst = !plan.stream && !c.dst_cached && !is_behind_mesh();
   const int64_t dst = rows.dst + oc_block * c.dst_block();

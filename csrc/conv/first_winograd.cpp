@@ -174,7 +174,7 @@ void compute_blocks(const Plan& plan, const Band& band, const float* src, int64_
   a.ntaps = plan.taps.size();
   a.wei_block = c.wei_md.strides[0];
   a.dst_block = plan.cols * c.block;
-  a.in_turn = stores_in_turn(c);
+  a.in_turn = stores_in_turn(c, false);
   for (int64_t row = 0; row < band.rows(); row++)
     for (int64_t begin = 0, n; begin < plan.tiles.ow; begin += n) {
       n = std::min(plan.cols, plan.tiles.ow - begin);
