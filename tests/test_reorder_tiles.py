@@ -39,7 +39,7 @@ PIXELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20, 21, 31, 33, 36, 49, 52, 64, 65
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [16, 35, 64, 68])
-def test_each_remainder(isa, guarded, channels, dtype):
+def test_each_remainder(isa, caches, guarded, channels, dtype):
     for pixels in PIXELS:
         x = random_bits((2, channels, 1, pixels), dtype)
         for tag in ("nhwc", "nChw8c", "nChw16c"):
@@ -52,7 +52,7 @@ SIDES = [32, 33, 47, 63, 64, 65, 97, 130]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", SIDES)
-def test_squares_of_tiles(isa, guarded, channels, dtype):
+def test_squares_of_tiles(isa, caches, guarded, channels, dtype):
     """One tile, two, and more on each side, with and without a last one that overlaps; of rows that follow each other
     and of some channels, and some pixels, of more."""
     for pixels in SIDES:
@@ -109,7 +109,7 @@ def test_rows_of_whole_cache_lines(isa, caches, guarded, bytes_of_channels, pixe
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_bytes", [16, 32, 64])
 @pytest.mark.parametrize(("blocks", "pixels"), [(2, 9), (3, 49), (9, 8), (15, 15), (17, 33), (64, 17), (128, 49)])
-def test_wide_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
+def test_wide_blocks(isa, caches, guarded, blocks, pixels, block_bytes, dtype):
     block = max(2, block_bytes // dtype.itemsize)
     x = random_bits((2, block * blocks, 1, pixels), dtype)
     assert_reordered(x, "nhwc", f"nChw{block}c")
@@ -119,7 +119,7 @@ def test_wide_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_bytes", [16, 32, 64])
 @pytest.mark.parametrize(("blocks", "pixels"), [(1, 9), (2, 1), (3, 3), (4, 49), (9, 8)])
-def test_pairs_of_blocks(isa, guarded, blocks, pixels, block_bytes, dtype):
+def test_pairs_of_blocks(isa, caches, guarded, blocks, pixels, block_bytes, dtype):
     """To blocks of twice as many channels, and back; an odd number leaves half a block of padding."""
     block = max(2, block_bytes // dtype.itemsize)
     for channels in (block * blocks, block * blocks - block // 2):

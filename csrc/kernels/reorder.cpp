@@ -17,24 +17,24 @@ namespace torch_blocked {
 namespace {
 
 // With tiles of vectors of `bytes` bytes and of `tile_cols` columns, or less where there are not so many.
-template <class T, int bytes, int tile_cols>
+template <class T, int bytes, int tile_cols, bool fetches = (sizeof(T) > 4)>
 void transpose_by(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), narrow_cols = std::max(2, tile_cols * size > 16 ? 16 / size : tile_cols / 2);
   if constexpr (bytes < 8 || bytes < 2 * size || tile_cols < 2)
     transpose_elements<size>(matrix);
   else if (matrix.padded_rows * size < bytes)
-    transpose_by<T, bytes / 2, std::min(tile_cols, bytes / 2 / size)>(matrix, traffic);
+    transpose_by<T, bytes / 2, std::min(tile_cols, bytes / 2 / size), fetches>(matrix, traffic);
   else if (matrix.cols < tile_cols)
-    transpose_by<T, bytes, tile_cols / 2>(matrix, traffic);
+    transpose_by<T, bytes, tile_cols / 2, fetches>(matrix, traffic);
   else {
-    using Tile = ToWideRows<T, bytes, tile_cols>;
+    using Tile = ToWideRows<T, bytes, tile_cols, fetches>;
     // Of elements of a byte or two the first would write pieces of less than 16 bytes.
     constexpr int half_bytes = std::max(bytes / 2, tile_cols * size);
     using Short = std::conditional_t<(size >= 4), FromWideRows<T, tile_cols * size, std::min(4, tile_cols), false>,
                                      ToWideRows<T, half_bytes, tile_cols>>;
     constexpr bool has_short = tile_cols * size >= 16 && Short::rows < Tile::rows;
-    transpose_tiles<Tile, ToWideRows<T, bytes, narrow_cols>, std::conditional_t<has_short, Short, Tile>>(matrix,
-                                                                                                         traffic);
+    transpose_tiles<Tile, ToWideRows<T, bytes, narrow_cols, fetches>, std::conditional_t<has_short, Short, Tile>>(
+        matrix, traffic);
   }
 }
 
@@ -149,10 +149,29 @@ bool transpose_rotated([[maybe_unused]] const Matrix& matrix, [[maybe_unused]] T
   return false;
 }
 
-// By pieces of dst rows, of some lines each. False where dst rows have padding, or where transpose_overlapping is.
-template <class Tile>
+// Dst rows that follow each other and share cache lines, as planes of 7 x 7 do: a store that lies in two lines waits
+// for both. Behind a mesh they are fetched ahead, and whole lines of src are read, all rows before the next columns:
+// dst is then written in the order of memory. False elsewhere.
+template <class T>
+bool transpose_shared_lines([[maybe_unused]] const Matrix& matrix, [[maybe_unused]] Traffic traffic) {
+  if constexpr (vector_bytes == 64) {
+    constexpr int64_t size = sizeof(T), line = 64;
+    const int64_t dst_bytes = matrix.padded_rows * size;
+    if (traffic.stream || !is_behind_mesh() || matrix.dst_rows.stride != dst_bytes || dst_bytes % line == 0)
+      return false;
+    if constexpr (size == 1)  // of as many rows as a vector has bytes are few planes
+      return is_aliased(matrix.src_rows, matrix.rows) && transpose_overlapping<ToWideRows<T, 32, 32>, line>(matrix);
+    else
+      transpose_by<T, line, line / size, true>(matrix, traffic);
+    return true;
+  }
+  return false;
+}
+
+// By pieces of dst rows, of `bytes` each. False where dst rows have padding, or where transpose_overlapping is.
+template <class Tile, int64_t bytes = 512>
 bool transpose_pieces(const Matrix& matrix) {
-  constexpr int64_t size = Tile::element_size, some = 512 / size;
+  constexpr int64_t size = Tile::element_size, some = bytes / size;
   if (matrix.rows != matrix.padded_rows) return false;
   const int64_t pieces = std::max<int64_t>(1, matrix.rows / some);
   for (int64_t i = 0; i < pieces; i++) {
@@ -178,6 +197,9 @@ struct AliasedTiles {
   using FewOfSrc = std::conditional_t<(size > 4) || whole_lines, OfSrc, FromWideRows<T, 32, 8, false>>;
   using OfDst = std::conditional_t<whole_lines, ToWideRows<T, 64, 16>, Short>;
   using FewOfDst = ToWideRows<T, vector_bytes, size == 1 ? 8 : size == 2 ? vector_bytes / 8 : 4>;
+  // Behind a mesh words are fetched ahead, in longer pieces.
+  static constexpr auto few_of_dst_behind_mesh =
+      size == 4 ? transpose_pieces<ToWideRows<T, vector_bytes, 4, true>, 1024> : transpose_pieces<FewOfDst>;
 };
 
 // Of src or of dst some lines of a few rows are moved at a time. False where no rows push each other out or both those
@@ -202,21 +224,24 @@ bool transpose_aliased(const Matrix& matrix, Traffic traffic) {
     if constexpr (size <= 4) {
       if (!is_aliased(matrix.dst_rows, matrix.cols)) return false;
       const bool stay = apart(matrix.dst_rows) < way && lines_of_place(matrix.dst_rows, Tiles::OfDst::cols) <= 8;
-      const auto run = stay ? transpose_pieces<typename Tiles::OfDst> : transpose_pieces<typename Tiles::FewOfDst>;
+      const auto few = is_behind_mesh() ? Tiles::few_of_dst_behind_mesh : transpose_pieces<typename Tiles::FewOfDst>;
+      const auto run = stay ? transpose_pieces<typename Tiles::OfDst> : few;
       return run(matrix);
     }
   }
   return false;
 }
 
-// Within the caches by squares of tiles. False past them, of elements that are too wide for it, and where
-// transpose_by_squares is.
+// Within the caches by squares of tiles, which behind a mesh fetch dst ahead. False past them, of elements that are too
+// wide for it, and where transpose_by_squares is.
 template <class T>
 bool transpose_squares(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T);
   if constexpr (size <= 4 || vector_bytes == 64) {
-    using Square = ToWideRows<T, vector_bytes, std::min(vector_bytes / 2, vector_bytes / size), false>;
-    return !traffic.stream && transpose_by_squares<Square>(matrix);
+    constexpr int cols = std::min(vector_bytes / 2, vector_bytes / size);
+    const auto move = is_behind_mesh() ? transpose_by_squares<ToWideRows<T, vector_bytes, cols, true>>
+                                       : transpose_by_squares<ToWideRows<T, vector_bytes, cols, false>>;
+    return !traffic.stream && move(matrix);
   }
   return false;
 }
@@ -231,6 +256,7 @@ void transpose(const Matrix& matrix, Traffic traffic) {
     if (three(matrix, traffic.src_end)) return;
   }
   if constexpr (sizeof(T) == 16) {
+    if (transpose_shared_lines<T>(matrix, traffic)) return;
     if (transpose_squares<T>(matrix, traffic)) return;
     // Four rows are a vector of dst: whole ones are read and written.
     const bool by_vectors = vector_bytes == 64 && matrix.rows == 4 && matrix.cols > 2;
@@ -248,6 +274,7 @@ void transpose(const Matrix& matrix, Traffic traffic) {
   if (transpose_blocks<T, 8>(matrix, traffic)) return;
   if (transpose_blocks<T, 4>(matrix, traffic)) return;
   if (transpose_blocks<T, 2>(matrix, traffic)) return;
+  if (transpose_shared_lines<T>(matrix, traffic)) return;
   // A tile of whole lines needs none of them again, one of halves does.
   constexpr bool squares_first = vector_bytes == 64 && sizeof(T) < 16;  // of 16 bytes they were above
   if (squares_first && transpose_squares<T>(matrix, traffic)) return;

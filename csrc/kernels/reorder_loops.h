@@ -173,8 +173,9 @@ int64_t lines_of_place(const RowOffsets& rows, int64_t n) { return n * apart(row
 
 // Elements of a vector or a few, along some rows of one side at a time, `length` of each. A row has its own load and
 // its own store, whose addresses are evenly apart: those a CPU fetches ahead of, not one load's that takes the rows by
-// turns, which within the caches takes up to twice as long.
-template <int size, int some, bool along_src, class Rows>
+// turns, which within the caches takes up to twice as long. With `fetches` dst is fetched ahead, which behind a
+// mesh takes a third less time.
+template <int size, int some, bool along_src, bool fetches = false, class Rows>
 [[gnu::always_inline]] inline void move_wide(const char* src, Rows src_rows, char* dst, Rows dst_rows, int64_t rows,
                                              int64_t length) {
   for (; rows >= some; rows -= some) {
@@ -185,15 +186,18 @@ template <int size, int some, bool along_src, class Rows>
       const char* const from = src + (along_src ? i * size : src_rows[i]);
       char* const to = dst + (along_src ? dst_rows[i] : i * size);
 #pragma GCC unroll 8
-      for (int r = 0; r < some; r++)
-        copy<size>(from + (along_src ? offsets[r] : r * size), to + (along_src ? r * size : offsets[r]));
+      for (int r = 0; r < some; r++) {
+        char* const its = to + (along_src ? r * size : offsets[r]);
+        if (fetches) __builtin_prefetch(its + 128, 1);
+        copy<size>(from + (along_src ? offsets[r] : r * size), its);
+      }
     }
     if constexpr (along_src)
       src_rows = src_rows + some, dst += some * size;
     else
       dst_rows = dst_rows + some, src += some * size;
   }
-  if constexpr (some > 1) move_wide<size, some / 2, along_src>(src, src_rows, dst, dst_rows, rows, length);
+  if constexpr (some > 1) move_wide<size, some / 2, along_src, fetches>(src, src_rows, dst, dst_rows, rows, length);
 }
 
 // Pairs of elements of which four fill a vector: four pairs are moved at once, where they follow each other.
@@ -259,6 +263,8 @@ template <int size, class Rows>
   if (matrix.cols == 2) return split_pairs<size>(src, src_rows, dst, dst_rows, matrix.rows);
   if (along_src)
     move_wide<size, 8, true>(src, src_rows, dst, dst_rows, matrix.rows, matrix.cols);
+  else if (is_behind_mesh())
+    move_wide<size, 8, false, true>(src, src_rows, dst, dst_rows, matrix.cols, matrix.rows);
   else if (lines_of_place(matrix.dst_rows, 8) < ways())
     move_wide<size, 8, false>(src, src_rows, dst, dst_rows, matrix.cols, matrix.rows);
   else  // they would push each other out of the first cache
