@@ -221,7 +221,7 @@ void set_run_step(const Plan& plan, Axis& axis, int64_t run, int64_t across) {
 Plan describe(const MemoryDesc& src_md, const MemoryDesc& dst_md, int64_t element_size) {
   Plan plan{element_size};
   plan.src_bytes = element_size;
-  plan.stream = outgrows_caches(nbytes(src_md, element_size) + nbytes(dst_md, element_size), reorder_cache_room);
+  plan.stream = outgrows_caches(nbytes(src_md, element_size) + nbytes(dst_md, element_size), reorder_cache_room());
   for (int d = 0; d < src_md.ndims; d++)
     if (dst_md.padded(d) > 1) add_axes(plan.axes, src_md, dst_md, d, element_size);
   for (const Axis& axis : plan.axes) plan.src_bytes += axis.src.at(axis.dim - 1);

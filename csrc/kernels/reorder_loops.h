@@ -369,6 +369,9 @@ bool transpose_by_squares(const Matrix& matrix) {
   if (lines_of_place(dst_rows, Tile::cols) > most_of_dst) return false;
   // Dst rows whose lines have one place or two are finished a few at a time, though those of src may be farther apart.
   const bool along_src = src_rows.stride >= dst_rows.stride && apart(dst_rows) < way / 2;
+  // Behind a mesh a CPU's prefetch follows so many rows at once: they are moved in their full length.
+  constexpr int64_t followed = 32, whole_rows = int64_t(1) << 40;
+  if (Tile::rows == followed && along_src && is_behind_mesh()) return transpose_overlapping<Tile, whole_rows>(matrix);
   const auto move = along_src ? move_squares<Tile, true> : move_squares<Tile, false>;
   move(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0], dst_rows.stride, next_in_dst, rows,
        cols, count);
