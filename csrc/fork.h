@@ -7,8 +7,8 @@
 
 namespace torch_blocked {
 
-// The forking thread holds Owner::instance(), which has lock() and unlock(), while the process forks. Of two owners the
-// one that is locked first, where a thread locks both, is to be told of last.
+// From now on the forking thread holds Owner::instance(), which has lock() and unlock(), while the process forks. Where
+// a thread locks two owners, call this last for the one that it locks first: handlers run in the reverse order.
 template <class Owner>
 void hold_in_forks() {
 #ifdef __linux__

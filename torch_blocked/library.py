@@ -22,8 +22,8 @@ src_scale=None) -> dst``
     absent where there are fewer dims. After the sum, in this order: + bias, * scale + shift (a value a channel),
     + residual (laid out as dst), activation ("none", "relu", "relu6", "leaky_relu" of slope alpha, "sigmoid", "silu",
     "hardsigmoid", "hardswish", "gelu", "gelu_tanh"); where `residual_last`, + residual after the activation. With a
-    `src_scale`, (n, ceil(ic / block), 1, ..., block), src is first multiplied by it; float32, for a blocked src, a
-    weight blocked by ic and then oc, and no groups.
+    `src_scale`, (n, ceil(ic / block), 1, ..., block), src is first multiplied by it; float32, for a src in dst's
+    blocks, a weight in such blocks of ic and then oc, and no groups.
 
 ``torch_blocked::convolution_transpose(src, src_blocking, weight, weight_size, weight_blocking, bias, stride, padding,
 output_padding, dilation, groups, block, scale=None, shift=None, residual=None, activation="none", alpha=0,
@@ -37,7 +37,8 @@ residual_last=False) -> dst``
 alpha=0)``, ``torch_blocked::convolution_transpose_out(dst, first_block, src, ...)``,
 ``torch_blocked::copy_out(dst, first_block, src)``
     The same without a residual or a src_scale, float32, and a copy of `src`, into the channel blocks from `first_block`
-    on of a dense dst with as many or more of them, (n, blocks, od, oh, ow, block).
+    on of a dense dst with as many or more of them, (n, blocks, od, oh, ow, block). src and weight may not be part of
+    these.
 
 ``torch_blocked::convolution_chain(src, src_blocking, weights, channels, biases, strides, paddings, dilations, groups,
 block, scales, shifts, activations, alphas, residual=None, residual_last=False) -> dst``
@@ -105,8 +106,8 @@ count_include_pad=True, divisor_override=None, indices=False) -> (dst, indices)`
 
 ``torch_blocked::max_pool_backward(diff_dst, indices, src_size) -> diff_src``
     The gradient of maxima with respect to src, float32: diff_dst and the int64 `indices` are as `pool` makes them,
-    diff_src is (n, blocks, h, w, block) with `src_size` (h, w). What has an index outside
-    the plane, as an empty window may, is not added.
+    diff_src is (n, blocks, h, w, block) with `src_size` (h, w). What has an index outside the plane, as an empty window
+    may, is not added.
 
 ``torch_blocked::avg_pool_backward(diff_dst, src_size, kernel_size=[], stride=[], padding=[], count_include_pad=True,
 divisor_override=None) -> diff_src``

@@ -6,9 +6,9 @@
 // channels share a block, lanes keep their own channel and the filters are moved instead, once for a block.
 //
 // src is read where it lies. The kernels for whole rows of the filter pass over the pixels in the padding. For filters
-// that have none the columns of dst fall into runs whose filters have the same columns inside src: the list of their
-// taps, of which the rows of the filter that are inside are a part. 3x3 filters of narrow planes read each
-// src row once, for three dst rows.
+// that have none the columns of dst fall into runs whose filters have the same columns inside src. A run's taps are
+// listed row by row, so that the rows of the filter that are inside are a part of the list; those of a filter of one
+// row are a part of the whole row's. 3x3 filters of narrow planes read each src row once, for three dst rows.
 #include "../caches.h"
 #include "../parallel.h"
 #include "../scratch.h"
@@ -65,7 +65,7 @@ struct Plan {
   std::vector<int64_t> weights;  // of each channel of a group of several: where they begin
   InlineMemory<4096> memory;
   std::pmr::vector<ColumnRun> runs{&memory};
-  std::pmr::vector<Tap> taps{&memory};                      // row by row: of one filter row all, else those of each run
+  std::pmr::vector<Tap> taps{&memory};  // of the whole filter row where it has one, else of each run
   std::pmr::vector<Inside> rows{&memory}, planes{&memory};  // of the filter, for each dst row and depth
 
   explicit Plan(const Conv& c);

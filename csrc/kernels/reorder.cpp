@@ -159,7 +159,7 @@ bool transpose_shared_lines([[maybe_unused]] const Matrix& matrix, [[maybe_unuse
     const int64_t dst_bytes = matrix.padded_rows * size;
     if (traffic.stream || !is_behind_mesh() || matrix.dst_rows.stride != dst_bytes || dst_bytes % line == 0)
       return false;
-    if constexpr (size == 1)  // of as many rows as a vector has bytes are few planes
+    if constexpr (size == 1)  // few planes have as many pixels as a vector has bytes
       return is_aliased(matrix.src_rows, matrix.rows) && transpose_overlapping<ToWideRows<T, 32, 32>, line>(matrix);
     else
       transpose_by<T, line, line / size, true>(matrix, traffic);
