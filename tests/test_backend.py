@@ -24,10 +24,10 @@ REORDER = torch.ops.torch_blocked.reorder.default
 # ---- Updates: what is computed once is computed anew after its parameters change
 
 
-def optimizer_step(model):
+def optimizer_step(model, optimizer=torch.optim.AdamW, **options):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    torch.optim.AdamW(model.parameters(), lr=0.5).step()
+    optimizer(model.parameters(), lr=0.5, **options).step()
 
 
 def replace_data_twice(model):
@@ -49,6 +49,10 @@ UPDATES = {
     "statistics": lambda model: model.layers.m.running_var.mul_(9),
     "statistics, in training mode": lambda model: (model.train()(torch.randn(4, 3, 6, 5)), model.eval()),
     "optimizer": optimizer_step,
+    "fused SGD": lambda model: optimizer_step(model, torch.optim.SGD, fused=True),
+    "fused Adam": lambda model: optimizer_step(model, torch.optim.Adam, fused=True),
+    "fused AdamW": lambda model: optimizer_step(model, fused=True),
+    "fused Adagrad": lambda model: optimizer_step(model, torch.optim.Adagrad, fused=True),
     "data": lambda model: setattr(model.layers.b.weight, "data", model.layers.b.weight.data * 2),
     "data, twice": replace_data_twice,
     "parameter": lambda model: setattr(model.layers.b, "weight", nn.Parameter(model.layers.b.weight * 2)),

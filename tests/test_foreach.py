@@ -129,3 +129,44 @@ def test_optimizers_run_blocked(optimizer):
             with tb.fallback("error"):
                 steps.step()
     assert_same([p.detach() for p in ours], [p.detach() for p in plain])
+
+
+FUSED = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1, fused=True),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.1, nesterov=True, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, 0.1, fused=True),
+    "Adam, amsgrad": lambda p: torch.optim.Adam(p, torch.tensor(0.1), eps=0.0, amsgrad=True, fused=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("grads", ["blocked", "in other blocks"])
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_optimizers(name, grads):
+    """In blocks where all lie alike: not of a gradient in others. No padding is left, and writes are counted."""
+    weights = [torch.randn(17, 9, 3, 3), torch.randn(17)]
+    ours = [torch.nn.Parameter(weights[0].to(tb.OIhw16i16o)), torch.nn.Parameter(weights[1].clone())]
+    plain = [torch.nn.Parameter(w.clone()) for w in weights]
+    fmt = tb.OIhw16i16o if grads == "blocked" else tb.format("OIhw8i8o")
+    for parameters in (ours, plain):
+        torch.manual_seed(0)
+        steps = FUSED[name](parameters)
+        for _ in range(3):
+            for p in parameters:
+                grad = torch.randn(p.shape)
+                p.grad = grad.to(fmt) if isinstance(p, tb.BlockedTensor) else grad
+            versions = [p._version for p in parameters]
+            with tb.fallback("error" if grads == "blocked" else "allow"):
+                steps.step()
+            assert all(p._version > v for p, v in zip(parameters, versions, strict=True))
+    assert_same([p.detach() for p in ours], [p.detach() for p in plain])
+
+
+def test_fused_optimizers_refuse_what_pytorch_refuses():
+    p = torch.nn.Parameter(torch.randn(17, 9, 3, 3).to(tb.OIhw16i16o))
+    with pytest.raises(RuntimeError):
+        torch._fused_sgd_(
+            [p], [], [], weight_decay=0, momentum=0, lr=1, dampening=0, nesterov=False, maximize=False,
+            is_first_step=True,
+        )  # fmt: skip

@@ -68,6 +68,10 @@ WRITES = {
     "initialised": lambda m: torch.nn.init.uniform_(m.weight),
     "a checkpoint": lambda m: m.load_state_dict({"weight": another(m.weight)}),
     "a step": lambda m: (setattr(m.weight, "grad", torch.ones_like(m.weight)), torch.optim.SGD([m.weight], 1.0).step()),
+    "a fused step": lambda m: (
+        setattr(m.weight, "grad", torch.ones_like(m.weight)),
+        torch.optim.SGD([m.weight], 1.0, fused=True).step(),
+    ),
     "a fused list": lambda m: torch._foreach_mul_([m.weight], 3.0),
     "in inference mode": lambda m: torch.inference_mode()(m.weight.mul_)(2),
     "fallback": lambda m: m.weight.erfinv_(),

@@ -1,4 +1,5 @@
-"""`torch._foreach_...`: operators on lists of tensors, one call for all, as optimizers make them."""
+"""`torch._foreach_...` and `torch._fused_...`: operators on lists of tensors, one call for all, as optimizers make
+them."""
 
 from __future__ import annotations
 
@@ -27,10 +28,16 @@ def _least(x: Tensor) -> float:
 REDUCTIONS = {"_foreach_norm": _of_order, "_foreach_powsum": _of_order, "_foreach_max": _least}
 
 
+# Of optimizers with `fused=True`: lists of parameters, gradients and what is kept beside them, and settings.
+STEPS = {"_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_"}
+
+
 @register_rule
 def handler_of(func: OpOverload) -> Handler | None:
-    """Those that are pointwise, out of place and in place, and the reductions."""
+    """Those that are pointwise, out of place and in place, the reductions, and the steps of fused optimizers."""
     name = func._opname
+    if name in STEPS and not any(a.is_out for a in func._schema.arguments):
+        return step
     if not name.startswith("_foreach_") or any(a.is_out for a in func._schema.arguments):
         return None
     return foreach_reduction if name in REDUCTIONS else foreach
@@ -75,6 +82,37 @@ def foreach(func: OpOverload, first: list[Tensor], *rest: object, **kwargs: obje
         elif not x.is_inference():
             torch.autograd.graph.increment_version(x)
     return None
+
+
+def step(func: OpOverload, *lists: list[Tensor], **settings: object) -> None:
+    """The same step on the physical tensors, where what is kept for a parameter lies as it does."""
+    given = [tensors for tensors in lists if tensors]
+    in_groups = len({len(tensors) for tensors in given}) == 1
+    if not in_groups or not all(map(_lie_as_the_first, zip(*given, strict=True))):
+        return fallback(func, *lists, **settings)
+    func(*([_physical(x) for x in tensors] for tensors in lists), **settings)
+    for x in lists[0]:
+        if isinstance(x, BlockedTensor):
+            clear_padding(x._physical, x._blocking, x.shape)
+    return None
+
+
+def _physical(x: Tensor) -> Tensor:
+    return x._physical if isinstance(x, BlockedTensor) else x
+
+
+def _lie_as_the_first(group: tuple[Tensor, ...]) -> bool:
+    """Numbers, which count the steps, aside."""
+    first, *others = (x for i, x in enumerate(group) if i == 0 or x.dim())
+    if not isinstance(first, BlockedTensor):
+        return not any(isinstance(x, BlockedTensor) for x in others)
+    return all(
+        isinstance(x, BlockedTensor)
+        and x._blocking == first._blocking
+        and x._physical.is_contiguous()
+        and x.shape == first.shape
+        for x in (first, *others)
+    )
 
 
 def _is_written_first(lists: list[list[Tensor]]) -> bool:
