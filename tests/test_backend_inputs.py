@@ -244,6 +244,59 @@ def test_outputs_that_share_memory(name, memory_format, graphs):
             outputs[0].fill_(3)
 
 
+@torch.no_grad()
+def test_parts_of_copies_are_no_views_of_inputs(graphs):
+    def function(m, x):
+        part = x[:, 1:].clone().chunk(2, 1)[0]
+        y = m.c(x)
+        x.zero_()
+        return y, part
+
+    model, x = Lambda(function, c=conv(3, 24)), torch.randn(2, 3, 6, 5)
+    expected = x[:, 1:2].clone()
+    assert torch.equal(compiled(model)(x)[1], expected)
+
+
+@torch.no_grad()
+def test_parts_of_what_parameters_alone_decide_are_made_anew(graphs):
+    def function(m, x):
+        scale = m.c.bias * 2
+        return m.c(x) * scale[:, None, None], scale.chunk(2)[0]
+
+    model, x = Lambda(function, c=conv(3, 24)), torch.randn(2, 3, 6, 5)
+    fast = compiled(model)
+    for _ in range(2):
+        for actual, expected in zip(fast(x), model(x), strict=True):
+            assert_close(actual, expected)
+            actual.zero_()
+
+
+@torch.no_grad()
+def test_views_of_copies_of_parameters(graphs):
+    """Which the parameter's own strides may not permit."""
+    model = Lambda(lambda m, x: m.c(x) + m.l.weight[:, :2].clone().view(24, 1, 1), c=conv(3, 24), l=nn.Linear(5, 12))
+    x = torch.randn(2, 3, 6, 5)
+    assert_close(compiled(model)(x), model(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: m.d(m.c(x) * x.shape[-1]),
+        lambda m, x: m.d(m.c(x) * x.shape[-1] ** -0.5),
+        lambda m, x: m.c((x.permute(0, 2, 3, 1) * x.shape[2]).permute(0, 3, 1, 2)),
+    ],
+    ids=["size", "root of a size", "between permutations"],
+)
+@torch.no_grad()
+def test_images_times_a_size(function, graphs):
+    model = Lambda(function, c=conv(3, 24), d=conv(24, 7, 1))
+    fast = compiled(model, dynamic=True)
+    for size in ((12, 10), (9, 8)):
+        x = torch.randn(2, 3, *size)
+        assert_close(fast(x), model(x))
+
+
 @pytest.mark.parametrize("part", [lambda y: y[:, :3], lambda y: y[:, 3], lambda y: y.split(7, 1)[0]])
 @torch.no_grad()
 def test_a_part_of_a_block_is_laid_out_anew(part, graphs):

@@ -42,6 +42,15 @@ def test_blocks_of_convolutions_alone(fresh, graphs, channels, inside):  # noqa:
     }
 
 
+@torch.no_grad()
+def test_arguments_by_name(fresh, graphs):  # noqa: F811
+    def linear(m, x):
+        return F.linear(bias=None, weight=m.l.weight, input=m.c(x).permute(0, 2, 3, 1))
+
+    model, x = Lambda(linear, c=conv(3, 20), l=nn.Linear(20, 5)), torch.randn(2, 3, 8, 8)
+    assert_close(compiled(model)(x), model(x))
+
+
 @pytest.mark.parametrize("blocked", [False, True], ids=["plain", "blocked"])
 def test_changes_of_the_weight_are_seen(fresh, blocked):  # noqa: F811
     model, x = network(16), torch.randn(2, 3, 8, 8)

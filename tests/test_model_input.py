@@ -80,6 +80,15 @@ def test_called_without_the_wrapper_of_inductor(monkeypatch):
     assert not gradient.requires_grad and gradient.is_leaf
 
 
+@torch.no_grad()
+def test_numbers_in_the_models_code():
+    """The graph takes them after its inputs."""
+    model, x = Lambda(lambda m, x: m.c(x).mean((2, 3)) + torch.tensor([[0.0, 1, 2, 3] * 4]), c=conv(3, 16)), images()
+    function = compiled(model)
+    for _ in range(4):
+        assert_close(function(x), model(x))
+
+
 def test_what_an_entry_does_not_take():
     for others in ([], [torch.ones(1), torch.ones(1)], [None]):
         with pytest.raises(TypeError, match="Entry: "):

@@ -20,6 +20,7 @@ CANCEL = {
     "from the end": lambda x, v, y: x.permute(LAST).relu().permute(0, -2, -4, -3, -1),
     "an activation": lambda x, v, y: F.gelu(x.permute(LAST)).permute(FIRST),
     "an activation with a number": lambda x, v, y: F.leaky_relu(x.permute(LAST), 0.3).permute(FIRST),
+    "a number in a tensor": lambda x, v, y: (x.permute(LAST) * v[0, 0].double()).permute(FIRST),
     "several": lambda x, v, y: (x.permute(LAST).sigmoid() * 2 + 1).permute(FIRST),
     "a vector": lambda x, v, y: (v * x.permute(LAST)).permute(FIRST),
     "a vector that has all axes": lambda x, v, y: (x.permute(LAST) - v.view(1, 1, 1, 2, 16)).permute(FIRST),
@@ -33,6 +34,7 @@ STAY = {
     "no way back": lambda x, v, y: x.permute(LAST).relu(),
     "read in between": lambda x, v, y: (lambda z: (z.permute(FIRST), z.sum(1)))(x.permute(LAST).relu()),
     "an image that is not permuted": lambda x, v, y: (x.permute(LAST) + y.reshape(2, 5, 4, 2, 16)).permute(FIRST),
+    "fewer axes": lambda x, v, y: (x.permute(LAST) + y[0].permute(1, 2, 0, 3)).permute(FIRST),
     "no pointwise operator": lambda x, v, y: x.permute(LAST).cumsum(1).permute(FIRST),
     "a matrix": lambda x, v, y: (v.t() @ v).t(),
 }

@@ -98,6 +98,8 @@ def test_refuses():
 def squeeze_excite(m, x):
     y = F.silu(m.a(x))
     scale = torch.sigmoid(m.c(F.silu(m.b(F.adaptive_avg_pool2d(y, 1)))))
+    if m.order == "product used again":
+        return m.d(y * scale) + y * scale
     return m.n(m.d(y * scale if m.order == "src first" else scale * y)) + (y if m.order == "used again" else 0)
 
 
@@ -113,6 +115,7 @@ NETWORKS = {
     "src first": (network, (12, 10), 0),
     "scale first": (lambda: network("scale first"), (12, 10), 0),
     "used again": (lambda: network("used again"), (12, 10), 0),
+    "product used again": (lambda: network("product used again"), (12, 10), 1),
     "more weights than pixels": (network, (3, 4), 1),
     "groups": (lambda: network(groups=2), (12, 10), 1),
 }
@@ -133,6 +136,16 @@ def test_squeeze_and_excitation(name, dynamic, graphs):
     (gm,) = graphs if dynamic else graphs[-1:]
     whole = [n for n in gm.graph.find_nodes(op="call_function", target=aten.mul.Tensor) if n.meta["val"].dim() == 5]
     assert len(whole) == products
+
+
+@torch.no_grad()
+def test_autocast(graphs):
+    """The kernel is for float32: in bfloat16 the product stays."""
+    model, x = network(), torch.randn(2, 3, 12, 10)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, actual = model(x), compiled(model)(x)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, rtol=5e-2, atol=5e-2)
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ from torch import Tensor, fx, nn
 from torch_blocked.tensor import BlockedTensor
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear`; of (n, h, w, c) in float32 and blocked by the channels a convolution."""
-    is_image = isinstance(x, BlockedTensor) and x.dim() == 4 and x.blocking.axes == (3,)
-    if not is_image or x.dtype is not torch.float32 or not x.is_cpu or weight.dim() != 2:
-        return F.linear(x, weight, bias)
-    return F.conv2d(x.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
+    is_image = isinstance(input, BlockedTensor) and input.dim() == 4 and input.blocking.axes == (3,)
+    if not is_image or input.dtype is not torch.float32 or not input.is_cpu or weight.dim() != 2:
+        return F.linear(input, weight, bias)
+    return F.conv2d(input.permute(0, 3, 1, 2), weight[:, :, None, None], bias).permute(0, 2, 3, 1)
 
 
 def convolve_linears(gm: fx.GraphModule) -> None:

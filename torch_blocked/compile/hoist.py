@@ -7,6 +7,7 @@ to or replaced, which its version counter and memory tell.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -149,7 +150,8 @@ def returned_nodes(gm: fx.GraphModule) -> set[fx.Node]:
         node = todo.pop()
         if node not in found:
             found.add(node)
-            todo += node.all_input_nodes if getattr(node.target, "is_view", False) else []
+            is_view = node.target is operator.getitem or getattr(node.target, "is_view", False)
+            todo += node.all_input_nodes if is_view else []
     return found
 
 
@@ -163,6 +165,8 @@ def _prologue(
         copies[inputs[i]] = graph.placeholder(inputs[i].name)
     for node in nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node.target is torch.ops.aten.view.default:  # of a copy that was dropped: Inductor's views are reshapes
+            copies[node].target = torch.ops.aten.reshape.default
     graph.output(tuple(copies[v] for v in values))
     graph.eliminate_dead_code()
     return fx.GraphModule(gm, graph), used

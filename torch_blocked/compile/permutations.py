@@ -40,6 +40,8 @@ def drop_copies(gm: fx.GraphModule) -> None:
 
 def _permuted(node: fx.Node, dims: list[int]) -> fx.Node | None:
     """A node that is `node` permuted by `dims`, without permutations of images; None where there is none."""
+    if _shape(node) is None or len(_shape(node)) != len(dims):
+        return None
     if node.target is aten.permute.default and [node.args[1][d] for d in dims] == [*range(len(dims))]:
         return node.args[0]
     if not _is_pointwise(node) or len(node.users) > 1:
@@ -56,16 +58,20 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 def _is_vector(operand: object) -> bool:
     """Whether it is a number or, at most, a vector in blocks: its permutation costs nothing."""
-    if not isinstance(operand, fx.Node):
-        return True
-    shape = operand.meta["val"].shape
+    shape = _shape(operand) or ()
     return all(isinstance(n, int) for n in shape) and all(n == 1 for n in shape[:-2])
 
 
 def _operand(operand: object, dims: list[int]) -> object:
     """What broadcasts against the permuted as `operand` does against what is permuted."""
-    if not isinstance(operand, fx.Node):
+    shape = _shape(operand)
+    if not shape:  # of no dimension it broadcasts as it is, and with dimensions it would decide on the data type
         return operand
-    shape = operand.meta["val"].shape
     whole = call(operand.graph, aten.reshape.default, operand, [1] * (len(dims) - len(shape)) + list(shape))
     return call(operand.graph, aten.permute.default, whole, dims)
+
+
+def _shape(operand: object) -> torch.Size | None:
+    """Of a tensor; None of a number, sizes among them."""
+    value = operand.meta.get("val") if isinstance(operand, fx.Node) else None
+    return value.shape if isinstance(value, Tensor) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from torch_blocked import library
 from torch_blocked.compile.fusion import CONVOLUTIONS, post_ops
@@ -23,7 +23,8 @@ def scale_weights(gm: fx.GraphModule) -> int:
     for convolution in gm.graph.find_nodes(op="call_function", target=library.convolution_op):
         product = convolution.args[0]
         factors = _factors(product)
-        if factors is None or len(product.users) > 1 or not _pays(convolution):
+        reads_once = len(product.users) == 1 and product not in convolution.args[1:]  # a residual it may be, too
+        if factors is None or not reads_once or not _pays(convolution):
             continue
         src, scale = factors
         own = convolution.args[1 : CONVOLUTIONS[convolution.target]]
@@ -36,8 +37,8 @@ def scale_weights(gm: fx.GraphModule) -> int:
 
 
 def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """A blocked image and the number that each of its channels is multiplied by."""
-    if product.target is not aten.mul.Tensor or not all(isinstance(a, fx.Node) for a in product.args):
+    """A blocked image in float32 and the number that each of its channels is multiplied by."""
+    if product.target is not aten.mul.Tensor or not all(_is_float32(node) for node in (product, *product.args)):
         return None
     size = product.meta["val"].shape
     for src, scale in (product.args, product.args[::-1]):
@@ -45,6 +46,11 @@ def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
         if src.meta["val"].shape == size and scale.meta["val"].shape == one_each:
             return src, scale
     return None
+
+
+def _is_float32(node: object) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, Tensor) and value.dtype is torch.float32
 
 
 def _pays(convolution: fx.Node) -> bool:
