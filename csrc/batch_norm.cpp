@@ -88,8 +88,8 @@ void batch_norm_statistics(const BlockedShape& s, const Values& given, float* me
     for (int64_t i = 0; i < s.block; i++) center[i] = std::isfinite(src[i]) ? src[i] : 0.f;
     kernels().moments(src, center, sums, pixels, s.block);
     for (int64_t i = 0; i < s.block; i++) {
-      const double n = double(pixels), sum = sums[i];
-      planes[plane * s.block + i].add({n, center[i] + sum / n, std::max(0., sums[s.block + i] - sum * sum / n)});
+      const double n = double(pixels), sum = sums[i], squares = sums[s.block + i] - sum * sum / n;
+      planes[plane * s.block + i].add({n, center[i] + sum / n, squares < 0 ? 0 : squares});  // NaN stays
     }
   });
   for (int64_t c = 0; c < s.channels; c++) {

@@ -173,6 +173,12 @@ def test_running_statistics_of_infinities(dtype):
         check(lambda x, m, v: F.batch_norm(x, m, v, None, None, True, momentum), x.to(tb.nChw16c), mean, var)  # noqa: B023
 
 
+def test_statistics_of_an_infinity_past_the_first_chunk(isa):
+    x = torch.randn(2, 17, 20, 20)
+    x[1, 3, 19, 19] = math.inf
+    check(lambda x, m, v: F.batch_norm(x, m, v, None, None, True), x.to(tb.nChw16c), torch.zeros(17), torch.ones(17))
+
+
 def test_gradient_by_running_statistics_of_infinities(isa):
     x, mean, var = image(17), torch.randn(17), torch.rand(17) + 0.5
     x[0, 3, 1, 2], x[1, 16, 0, 0] = math.inf, -math.inf

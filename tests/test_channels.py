@@ -22,8 +22,9 @@ SIZES = ((1, 1), (2, 3), (4, 4), (7, 7), (5, 13), (3,), (2, 3, 5))
 REDUCTIONS = {
     "sum": lambda x: x.sum(1),
     "mean": lambda x: x.mean(1),
-    "squares": lambda x: x.square().sum(1),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=1),
     "deviations": lambda x: x.var(1, correction=0) * x.size(1),
+    "norm_of_deviations": lambda x: x.std(1, correction=0) * math.sqrt(x.size(1)),
     "logsumexp": lambda x: x.logsumexp(1),
     "max": lambda x: x.amax(1),
     "min": lambda x: x.amin(1),
@@ -69,13 +70,37 @@ def back(physical, x):
 @pytest.mark.parametrize("how", REDUCTIONS)
 def test_reduce(isa, guarded, how, special):
     for x in images(SPECIAL[special]):
-        if special == "large" and how in ("sum", "mean", "squares", "deviations"):  # beyond what float32 tells apart
+        if special == "large" and how in ("sum", "mean", "deviations"):  # beyond what float32 tells apart
             continue
         expected = REDUCTIONS[how](x.double()).float()
         for src in each_src(x):
             actual = library.reduce_channels_op(src, x.size(1), how)
             torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-5, atol=1e-5)
             assert actual.is_contiguous()
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-16, 1.0, 1e15, 1e25])
+@pytest.mark.parametrize("how", ["norm", "norm_of_deviations"])
+def test_roots_of_squares_beyond_float32(isa, guarded, how, scale):
+    for x in images():
+        x = (x.double() * scale).float()
+        x[0, :, ..., 0] = 0
+        expected = REDUCTIONS[how](x.double()).float()
+        for src in each_src(x):
+            actual = library.reduce_channels_op(src, x.size(1), how)
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_deviations_from_a_large_mean(isa, guarded):
+    """A mean has errors that are large beside what differs from it."""
+    for mean in (1e4, 1e8):
+        x = torch.full((1, 48, 3, 7), mean) + 8 * torch.randint(-3, 3, (1, 48, 3, 7))
+        expected = x.double().var(1, correction=0) * 48
+        for src in each_src(x):
+            deviations = library.reduce_channels_op(src, 48, "deviations")
+            torch.testing.assert_close(deviations, expected.float(), rtol=1e-5, atol=0)
+            norm = library.reduce_channels_op(src, 48, "norm_of_deviations")
+            torch.testing.assert_close(norm, expected.sqrt().float(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("special", SPECIAL)

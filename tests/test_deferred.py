@@ -84,6 +84,17 @@ def test_activations_that_are_not_zero_of_zero_wait_where_there_is_no_padding(no
     alike(y, expected)
 
 
+@pytest.mark.parametrize("slope", [float("inf"), float("nan")])
+def test_an_infinite_slope_leaves_the_padding_zero(no_gradients, slope):
+    x, layer = image(), conv(20, 20)
+    held = layer(x)
+    y = F.leaky_relu(held, slope)
+    with tb.fuse("never"):
+        expected = F.leaky_relu(layer(x), slope)
+    assert padding_is_zero(y)
+    torch.testing.assert_close(y.to_dense(), expected.to_dense(), equal_nan=True)
+
+
 CONVOLUTIONS = {
     "1x1": lambda: (conv(kernel=1), image()),
     "stride, no bias": lambda: (conv(stride=2, bias=False), image()),

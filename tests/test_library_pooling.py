@@ -79,6 +79,13 @@ def test_average_of_large_planes(isa):
     torch.testing.assert_close(y.flatten(), x.double().mean((2, 3)).float().flatten(), rtol=2e-6, atol=0)
 
 
+def test_average_of_long_rows(isa):
+    """And of equal pixels, whose errors all have one sign."""
+    for x in (torch.rand(1, 8, 1, 300_000), torch.full((1, 8, 1, 300_000), 0.1), torch.full((1, 8, 300_000, 1), 0.1)):
+        y, _ = library.pool_op(x.to(tb.nChw8c).physical, 8, (1, 1), "avg")
+        torch.testing.assert_close(y.flatten(), x.double().mean((2, 3)).float().flatten(), rtol=3e-6, atol=0)
+
+
 def test_nan_in_one_channel_of_a_block(isa):
     """The last NaN of a window has the index; its neighbours in the block keep theirs."""
     x = image(1, 16, 3, 3)

@@ -74,8 +74,12 @@ struct AddSquares : Add {
 struct AddDeviations : Add {
   const float* mean;  // of each pixel
   explicit AddDeviations(const float* its_mean) : mean(its_mean) {}
+  Vec map(const Vec& x, const At& at) const { return x - Vec(mean[at.pixel]); }
+};
+struct AddSquaredDeviations : AddDeviations {
+  using AddDeviations::AddDeviations;
   Vec map(const Vec& x, const At& at) const {
-    const Vec apart = x - Vec(mean[at.pixel]);
+    const Vec apart = AddDeviations::map(x, at);
     return apart * apart;
   }
 };
@@ -144,10 +148,48 @@ void reduce(const ChannelTile& a, float* dst) {
 
 void mean(const ChannelTile& a, float* dst) { (over_channels(a, Add()) / Vec(float(a.channels))).store(dst); }
 
-void deviations(const ChannelTile& a, float* dst) {
+// Of the channels of a pixel, the sum of the squares of what they differ from their mean, or from 0.
+double squares_in_double(const ChannelTile& a, int pixel, bool from_mean) {
+  const auto add_all = [&](const auto& map) {
+    double sum = 0;
+    for (int64_t c = 0; c < a.channels; c++)
+      sum += map(double(a.src[c / block * a.src_block + pixel * block + c % block]));
+    return sum;
+  };
+  const double mean = from_mean ? add_all([](double x) { return x; }) / double(a.channels) : 0;
+  return add_all([=](double x) { return (x - mean) * (x - mean); });
+}
+
+// Whether float32 has room for a sum of squares: none was flushed that counts, and none overflowed.
+bool has_room(float squares) { return squares > 1e-30f && squares < infinity; }
+
+void norm(const ChannelTile& a, float* dst) {
+  float squares[block];
+  over_channels(a, AddSquares()).store(squares);
+  for (int p = 0; p < block; p++)
+    dst[p] = has_room(squares[p]) ? std::sqrt(squares[p]) : float(std::sqrt(squares_in_double(a, p, false)));
+}
+
+// The mean is rounded, which adds as much to each deviation: what that makes of their squares is taken off.
+// (Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance: Analysis and Recommendations, 1983.)
+Vec squared_deviations(const ChannelTile& a) {
   float means[block];
   mean(a, means);
-  over_channels(a, AddDeviations(means)).store(dst);
+  const Vec sum = over_channels(a, AddDeviations(means));
+  return over_channels(a, AddSquaredDeviations(means)) - sum * sum / Vec(float(a.channels));
+}
+
+void deviations(const ChannelTile& a, float* dst) {
+  squared_deviations(a).store(dst);
+  for (int p = 0; p < block; p++)
+    if (!(dst[p] >= 0 && dst[p] < infinity)) dst[p] = float(squares_in_double(a, p, true));
+}
+
+void norm_of_deviations(const ChannelTile& a, float* dst) {
+  float squares[block];
+  squared_deviations(a).store(squares);
+  for (int p = 0; p < block; p++)
+    dst[p] = has_room(squares[p]) ? std::sqrt(squares[p]) : float(std::sqrt(squares_in_double(a, p, true)));
 }
 
 // Of infinities zero is taken out of the exponentials: their sum is zero or infinite.
@@ -185,7 +227,7 @@ void log_softmax(const ChannelTile& a, float* dst) {
 void layer_norm(const ChannelTile& a, const float* weight, const float* bias, float eps, float* dst, float* means,
                 float* rstd) {
   mean(a, means);
-  const Vec variance = over_channels(a, AddDeviations(means)) / Vec(float(a.channels));
+  const Vec variance = over_channels(a, AddSquaredDeviations(means)) / Vec(float(a.channels));
   (Vec(1.f) / (variance + Vec(eps)).sqrt()).store(rstd);
   each_channel(a, dst, [&](const Vec& x, const At& at) {
     const Vec scale = weight ? Vec::loadu(weight + at.channel) : Vec(1.f);
@@ -215,7 +257,7 @@ void log_softmax_backward(const ChannelTile& a, const float* dst, float* diff_sr
 
 extern const ChannelKernels TORCH_BLOCKED_TIER_NAME(channel_kernels) = {
     block,
-    {reduce<Add>, mean, reduce<AddSquares>, deviations, log_sum_exp, reduce<Most>, reduce<Fewest>},
+    {reduce<Add>, mean, norm, deviations, norm_of_deviations, log_sum_exp, reduce<Most>, reduce<Fewest>},
     find<Most>,
     find<Fewest>,
     softmax,

@@ -2,6 +2,7 @@
 
 #include <ATen/cpu/vec/vec.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "store.h"
@@ -47,30 +48,34 @@ inline void fetch_ahead(const PoolRow& a, int64_t ow) {
   for (int64_t i = 0; i < a.ahead_lines; i++) __builtin_prefetch(first + i * line);
 }
 
+constexpr int64_t longest_run = 64;  // pixels
+
 // Calls tap(pixel of src, its index in the plane) on all that the dst pixel of `col` sees; `Width` of a row, if not 0.
-// row_end() follows each row.
-template <int Width, class Tap, class RowEnd>
-inline void for_each_tap_of(const PoolRow& a, const Window& col, const Tap& tap, const RowEnd& row_end) {
+// run_end() follows each run: a row, or where that is longer some pixels of it.
+template <int Width, class Tap, class RunEnd>
+inline void for_each_tap_of(const PoolRow& a, const Window& col, const Tap& tap, const RunEnd& run_end) {
   const int64_t width = Width ? Width : col.taps;
   for (int64_t i = 0; i < a.window.taps; i++) {
     const int64_t h = a.window.begin + i * a.dilation_h;
     const float* const row = a.src.data + h * a.src.row;
-    for (int64_t j = 0; j < width; j++) {
-      const int64_t w = col.begin + j * a.dilation_w;
-      tap(row + w * a.src.pixel, h * a.iw + w);
+    for (int64_t first = 0; first < width; first += longest_run) {
+      for (int64_t j = first; j < std::min(width, first + longest_run); j++) {
+        const int64_t w = col.begin + j * a.dilation_w;
+        tap(row + w * a.src.pixel, h * a.iw + w);
+      }
+      run_end();
     }
-    row_end();
   }
 }
 
 // Most windows are small: with a width known to the compiler they have one loop, not two.
-template <class Tap, class RowEnd = void (*)()>
-inline void for_each_tap(const PoolRow& a, int64_t ow, const Tap& tap, const RowEnd& row_end = [] {}) {
+template <class Tap, class RunEnd = void (*)()>
+inline void for_each_tap(const PoolRow& a, int64_t ow, const Tap& tap, const RunEnd& run_end = [] {}) {
   const Window& col = a.windows[ow];
   fetch_ahead(a, ow);
-  if (col.taps == 2) return for_each_tap_of<2>(a, col, tap, row_end);
-  if (col.taps == 3) return for_each_tap_of<3>(a, col, tap, row_end);
-  for_each_tap_of<0>(a, col, tap, row_end);
+  if (col.taps == 2) return for_each_tap_of<2>(a, col, tap, run_end);
+  if (col.taps == 3) return for_each_tap_of<3>(a, col, tap, run_end);
+  for_each_tap_of<0>(a, col, tap, run_end);
 }
 
 constexpr float lowest = -std::numeric_limits<float>::infinity();
@@ -108,10 +113,17 @@ void max_with_indices(const PoolRow& a) {
 void average(const PoolRow& a) {
   for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++) {
-      Vec sum(0.f), row_sum(0.f);  // apart: a short sum is more exact than a long one
-      const auto tap = [&](const float* pixel, int64_t) { row_sum = row_sum + lanes.load(pixel); };
-      const auto row_end = [&] { sum = sum + row_sum, row_sum = Vec(0.f); };
-      for_each_tap(a, j, tap, row_end);
+      // A short sum is more exact than a long one: those of runs, of as many of them, of as many of these, of all.
+      Vec all(0.f), many(0.f), sum(0.f), run_sum(0.f);
+      int64_t runs = 0;
+      const auto tap = [&](const float* pixel, int64_t) { run_sum = run_sum + lanes.load(pixel); };
+      const auto run_end = [&] {
+        sum = sum + run_sum, run_sum = Vec(0.f);
+        if (++runs % longest_run == 0) many = many + sum, sum = Vec(0.f);
+        if (runs % (longest_run * longest_run) == 0) all = all + many, many = Vec(0.f);
+      };
+      for_each_tap(a, j, tap, run_end);
+      sum = all + (many + sum);
       const float divisor = a.divisor != 0 ? a.divisor : float(a.window.count * a.windows[j].count);
       lanes.store(sum * Vec(1 / divisor), a.dst + j * a.src.block);
     }

@@ -1,5 +1,7 @@
 #include "pointwise.h"
 
+#include <cmath>
+
 #include "../library/operators.h"
 #include "arguments.h"
 
@@ -158,7 +160,11 @@ constexpr ActivationOf activations[] = {
        const bool is = rest[0].toScalar().toDouble() == 0 && rest[1].toScalar().toDouble() == 6;
        return is ? std::optional(0.) : std::nullopt;
      }},
-    {"leaky_relu", "leaky_relu", [](Arguments rest) { return std::optional(rest[0].toScalar().toDouble()); }},
+    {"leaky_relu", "leaky_relu",
+     [](Arguments rest) {  // an infinite slope makes NaN of the zeros in the padding
+       const double slope = rest[0].toScalar().toDouble();
+       return std::isfinite(slope) ? std::optional(slope) : std::nullopt;
+     }},
     {"sigmoid", "sigmoid", no_parameter},
     {"silu", "silu", no_parameter},
     {"hardsigmoid", "hardsigmoid", no_parameter},

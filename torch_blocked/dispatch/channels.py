@@ -6,6 +6,7 @@ softmax. Traced, those are what Inductor fuses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -45,15 +46,20 @@ def _mean(x: BlockedTensor) -> Tensor:
 
 
 def _variance(x: BlockedTensor, correction: float | None = None) -> Tensor:
-    return _reduced(x, "deviations").div_(max(x.size(1) - (1 if correction is None else correction), 0))
+    return _reduced(x, "deviations").div_(_freedom(x, correction))
 
 
 def _deviation(x: BlockedTensor, correction: float | None = None) -> Tensor:
-    return _variance(x, correction).sqrt_()
+    return _reduced(x, "norm_of_deviations").div_(math.sqrt(_freedom(x, correction)))
+
+
+def _freedom(x: BlockedTensor, correction: float | None) -> float:
+    """What the sum of the squared deviations is divided by."""
+    return max(x.size(1) - (1 if correction is None else correction), 0)
 
 
 def _norm(x: BlockedTensor, p: float | None = 2) -> Tensor | None:
-    return _reduced(x, "squares").sqrt_() if p in (2, None) else None
+    return _reduced(x, "norm") if p in (2, None) else None
 
 
 # (x, keywords of the operator) -> a value a pixel, or several; None: not by the kernels.
