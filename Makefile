@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 TORCH := $(shell sed -n 's/^dependencies = \["\(torch[^"]*\)".*/\1/p' pyproject.toml)
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.cpp csrc/*/*.h)
 
-.PHONY: demo test slow opinfo lint format docs build sanitize clean
+.PHONY: demo test slow opinfo lint format docs build sanitize access clean
 
 demo: build
 	$(BIN)/python examples/resnet50.py
@@ -71,6 +71,17 @@ sanitize: $(VENV)/.dependencies
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 OMP_WAIT_POLICY=passive \
 		PYTHONPATH=$(CURDIR)/build/sanitized/lib $(BIN)/python -P -m pytest --numprocesses 2 --dist worksteal \
 		$(SANITIZED_TESTS:%=tests/test_%.py)
+
+# `bench reorder` of kernels that read and write what a reorder does, where and in the order it does, and shuffle nothing:
+# its dst is wrong, its time the least that these loads and stores take. Beside `bench reorder` itself, whose column
+# `tile` tells what the shuffles take. ACCESS: the options of both.
+ACCESS ?= --dtype f32 bf16 --size 1x2048x7x7 --threads 1
+access: build
+	BUILD_FOLDER=build/access/objects CXXFLAGS=-DTORCH_BLOCKED_WITHOUT_SHUFFLES \
+		$(BIN)/python setup.py --quiet build --build-lib build/access/lib
+	$(BIN)/python -m torch_blocked bench reorder $(ACCESS) --json build/access/with_shuffles.json
+	PYTHONPATH=$(CURDIR)/build/access/lib $(BIN)/python -P -m torch_blocked bench reorder $(ACCESS) \
+		--before $(CURDIR)/build/access/with_shuffles.json
 
 clean:
 	rm -rf build $(VENV) torch_blocked/*.so *.egg-info

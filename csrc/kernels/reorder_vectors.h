@@ -102,6 +102,13 @@ inline void store_and_fetch(char* dst, const Row& row) {
 // rows.
 constexpr int64_t prefetch_distance(bool stream) { return stream ? 2048 : 256; }
 
+// What a tile's loads and stores take by themselves is measured in a build without its shuffles (`make access`).
+#if defined(TORCH_BLOCKED_WITHOUT_SHUFFLES)
+constexpr bool shuffles = false;
+#else
+constexpr bool shuffles = true;
+#endif
+
 // Some vectors of elements, to be transposed in registers. The compiler's own vectors and not ATen's, which has a
 // transpose only of floats and only at full width: this one is as fast there (`interleave` becomes one punpckl* or
 // punpckh*, `every_second_part` one vperm2i128 or vshufi64x2) and serves every size of element and block.
@@ -124,12 +131,14 @@ struct Tile {
   // Of each part, one half: elements of a and of b by turns.
   template <int half, int... i>
   static Row interleave(Row a, Row b, std::integer_sequence<int, i...>) {
+    if constexpr (!shuffles) return half ? b : a;
     return __builtin_shufflevector(a, b, (i % 2 * lanes + i / part * part + half * part / 2 + i % part / 2)...);
   }
 
   // The even or the odd parts of a, then those of b. As lanes of 64 bits: of less GCC makes no vshufi64x2 of it.
   template <int odd, int... i>
   static Row every_second_part(Row a, Row b, std::integer_sequence<int, i...>) {
+    if constexpr (!shuffles) return odd ? b : a;
     const auto x = std::bit_cast<Vector<bytes>>(a), y = std::bit_cast<Vector<bytes>>(b);
     return std::bit_cast<Row>(__builtin_shufflevector(x, y, (2 * (i - i % 2) + 2 * odd + i % 2)...));
   }
@@ -137,6 +146,7 @@ struct Tile {
   // One half of two vectors of cells: those of a and of b by turns, each pair a new cell. Cells have 4 bytes or more.
   template <int half, int cell_bytes, int... i>
   static Row merge(Row a, Row b, std::integer_sequence<int, i...>) {
+    if constexpr (!shuffles) return half ? b : a;
     using Units = Vector<bytes, uint32_t>;
     constexpr int units = bytes / 4, cell = cell_bytes / 4;
     return std::bit_cast<Row>(
