@@ -112,8 +112,31 @@ AxisShares shares_of_neighbors(const std::vector<Neighbors>& neighbors, int64_t 
 
 // ---- loops
 
+// Where a row of dst is: image after image, of each one band of rows after the other, of all blocks of channels.
+struct RowPlace {
+  int64_t c_blocks, oh, band_rows;
+  int64_t n, first, c, h;  // image, the band's first row, block of channels, row
+
+  RowPlace(int64_t index, int64_t c_blocks, int64_t oh, int64_t bands)
+      : c_blocks(c_blocks), oh(oh), band_rows(ceil_div(oh, bands)), n(index / (c_blocks * oh)) {
+    const int64_t of_image = index % (c_blocks * oh);
+    first = of_image / (c_blocks * band_rows) * band_rows;
+    const int64_t rows = std::min(band_rows, oh - first), of_band = of_image - first * c_blocks;
+    c = of_band / rows, h = first + of_band % rows;
+  }
+
+  void next() {
+    if (++h < std::min(oh, first + band_rows)) return;
+    if (++c == c_blocks) {
+      c = 0, first += band_rows;
+      if (first >= oh) first = 0, n++;
+    }
+    h = first;
+  }
+};
+
 // Calls row(plane of src, block of channels, row h of dst, offset in dst, whether to stream it) for every row of dst,
-// shared among threads: image after image, of each one band of rows after the other, of all blocks of channels.
+// shared among threads.
 template <class Row>
 void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, const float* dst, int64_t nthreads, int64_t bands,
                   const Row& row) {
@@ -122,15 +145,12 @@ void for_each_row(const BlockedImages& src, int64_t oh, int64_t ow, const float*
   const bool stream = outgrows_caches(bytes, little_work_cache_room) && is_streamable(dst);
   const int64_t floats = planes * src.block * std::max(src.ih * src.iw, oh * ow);
   nthreads = threads_for(floats, nthreads);
-  const int64_t image_rows = src.c_blocks * oh, band_rows = ceil_div(oh, bands);
   parallel_for(planes * oh, nthreads, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) {
-      const int64_t n = i / image_rows, first = i % image_rows / (src.c_blocks * band_rows) * band_rows;
-      const int64_t rows = std::min(band_rows, oh - first), place = i % image_rows - first * src.c_blocks;
-      const int64_t c = place / rows, h = first + place % rows;
-      const float* const data = src.data + n * src.strides[0] + c * src.strides[1];
-      const int64_t offset = ((n * src.c_blocks + c) * oh + h) * ow * src.block;
-      row(Plane{data, src.strides[2], src.strides[3], src.block}, c, h, offset, stream);
+    RowPlace at(begin, src.c_blocks, oh, bands);
+    for (int64_t i = begin; i < end; i++, at.next()) {
+      const float* const data = src.data + at.n * src.strides[0] + at.c * src.strides[1];
+      const int64_t offset = ((at.n * src.c_blocks + at.c) * oh + at.h) * ow * src.block;
+      row(Plane{data, src.strides[2], src.strides[3], src.block}, at.c, at.h, offset, stream);
     }
     if (stream) finish_streams();
   });

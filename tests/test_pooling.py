@@ -13,8 +13,10 @@ from conftest import CHANNELS, assert_same, dense
 from dispatch_cases import SRC_VIEWS, cases, check, check_error, falls_back, image, native
 
 import torch_blocked as tb
-from torch_blocked import library
+from torch_blocked.dispatch import registry
 from torch_blocked.formats import activation_format
+
+aten = torch.ops.aten
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -136,18 +138,16 @@ def test_pooling_refuses_what_pytorch_refuses(case, inference):
 # ---- Modes and gradients
 
 
+@pytest.mark.parametrize("quick", [False, True], ids=["in Python", "in C++"])
 @pytest.mark.parametrize("inference", [False, True])
-def test_inference_mode_makes_no_indices(monkeypatch, inference):
-    x, op, wanted = image(17, h=9, w=8), library.pool_op, []
-
-    def recorded(*args, indices=False):
-        wanted.append(indices)
-        return op(*args, indices=indices)
-
-    monkeypatch.setattr(library, "pool_op", recorded)
-    with torch.inference_mode(inference), tb.count() as counts:
+def test_inference_mode_makes_no_indices(monkeypatch, inference, quick):
+    for func in (aten.max_pool2d.default, aten.max_pool2d_with_indices.default):
+        monkeypatch.setattr(registry.QUICK[func], "enabled", quick)
+    x = image(17, h=9, w=8)
+    with torch.inference_mode(inference), tb.count() as counts, torch.profiler.profile(record_shapes=True) as profile:
         y = F.max_pool2d(x.to(tb.nChw16c), 3, 2, 1)
-    assert wanted == [not inference] and not counts.fallbacks
+    (call,) = [event for event in profile.events() if event.name == "torch_blocked::pool"]
+    assert call.concrete_inputs[-1] is not inference and not counts.fallbacks
     assert_same(y, F.max_pool2d(x, 3, 2, 1), rtol=0, atol=0)
 
 

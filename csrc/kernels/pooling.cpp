@@ -78,9 +78,13 @@ inline void for_each_tap(const PoolRow& a, int64_t ow, const Tap& tap, const Run
   for_each_tap_of<0>(a, col, tap, run_end);
 }
 
+// Each takes a copy of its row's numbers: what it stores might else be some of them, and they were read anew for every
+// pixel.
+
 constexpr float lowest = -std::numeric_limits<float>::infinity();
 
-void max(const PoolRow& a) {
+void max(const PoolRow& row) {
+  const PoolRow a = row;
   for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++) {
       Vec most(lowest);
@@ -91,7 +95,8 @@ void max(const PoolRow& a) {
 }
 
 // The index is that of the first maximum, or of the last NaN; of an empty window where it begins.
-void max_with_indices(const PoolRow& a) {
+void max_with_indices(const PoolRow& row) {
+  const PoolRow a = row;
   for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++) {
       Vec most(lowest);
@@ -110,7 +115,8 @@ void max_with_indices(const PoolRow& a) {
   });
 }
 
-void average(const PoolRow& a) {
+void average(const PoolRow& row) {
+  const PoolRow a = row;
   for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++) {
       // A short sum is more exact than a long one: those of runs, of as many of them, of as many of these, of all.
@@ -130,7 +136,8 @@ void average(const PoolRow& a) {
   });
 }
 
-void nearest(const UpsampleRow& a) {
+void nearest(const UpsampleRow& row) {
+  const UpsampleRow a = row;
   const float* const src = a.src.data + a.neighbors.low * a.src.row;
   for_each_vector(a.src.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.ow; j++)
@@ -138,7 +145,8 @@ void nearest(const UpsampleRow& a) {
   });
 }
 
-void bilinear(const UpsampleRow& a) {
+void bilinear(const UpsampleRow& row) {
+  const UpsampleRow a = row;
   const float* const top = a.src.data + a.neighbors.low * a.src.row;
   const float* const bottom = a.src.data + a.neighbors.high * a.src.row;
   const Vec bottom_weight(a.neighbors.weight), top_weight(1 - a.neighbors.weight);
@@ -174,7 +182,8 @@ inline Vec sum_of_shares(const ShareRow& a, const Shares& cols, const Lanes& lan
 }
 
 // One row of diff_src, of averages and of up-sampling alike.
-void add_shares(const ShareRow& a) {
+void add_shares(const ShareRow& row) {
+  const ShareRow a = row;
   for_each_vector(a.diff_dst.block, a.stream, [&](auto lanes) {
     for (int64_t j = 0; j < a.iw; j++) {
       const Shares& cols = a.cols[j];

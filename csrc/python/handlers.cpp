@@ -25,15 +25,6 @@ bool can_follow(const Operand& a, const Operand& b, size_t axis) {
   return true;
 }
 
-// Of the arguments of a reduction: over H and W of images, their dims kept, in their dtype.
-bool is_over_image(Arguments args) {
-  Numbers axes;
-  const bool keeps_dims = args[2].toBool();
-  if (!keeps_dims || !args[3].isNone() || !read_numbers(args[1], 2, -2, axes)) return false;
-  const auto are = [&](int64_t h, int64_t w) { return std::minmax(axes[0], axes[1]) == std::minmax(h, w); };
-  return are(2, 3) || are(-2, -1) || are(2, -1) || are(-2, 3);
-}
-
 }  // namespace
 
 static at::Tensor reorder(const at::Tensor& src, py::handle size, py::handle src_blocking, py::handle order,
@@ -68,34 +59,6 @@ Handlers::Handlers(py::object type, const py::dict& channels, py::object on_pack
 
 void Handlers::push(const at::Tensor& physical, const Operand& like, at::IntArrayRef size, Stack& answers) const {
   answers.emplace_back(type_.make(physical, *like.blocking, size));
-}
-
-bool Handlers::mean(Arguments args, Stack& answers) const {
-  return is_over_image(args) && pool(args[0], {1, 1}, /*sum=*/false, answers);
-}
-
-bool Handlers::sum(Arguments args, Stack& answers) const {
-  return is_over_image(args) && pool(args[0], {1, 1}, /*sum=*/true, answers);
-}
-
-bool Handlers::adaptive_avg_pool2d(Arguments args, Stack& answers) const {
-  Numbers size;
-  return read_numbers(args[1], 2, 1, size) && pool(args[0], size, /*sum=*/false, answers);
-}
-
-bool Handlers::pool(const c10::IValue& value, at::IntArrayRef size, bool sum, Stack& answers) const {
-  static const auto op = operator_of<decltype(pool_cpu)>("torch_blocked::pool");
-  const auto src = read_tensor(type_, value);
-  if (!src || !is_blocked_by_channels(*src) || (src->blocks()[1] != 8 && src->blocks()[1] != 16) ||
-      src->sizes().size() != 4 || src->physical.scalar_type() != at::kFloat || !src->tensor.numel())
-    return false;
-  const at::IntArrayRef window = src->sizes().slice(2);
-  const auto windows = c10::fromIntArrayRefSlow(size);
-  const auto pooled = sum ? op.call(src->physical, src->sizes()[1], windows, "avg", window, window,
-                                    at::IntArrayRef{0, 0}, at::IntArrayRef{1, 1}, true, 1, false)
-                          : op.call(src->physical, src->sizes()[1], windows, "avg", {}, {}, {}, {}, true, {}, false);
-  push(std::get<0>(pooled), *src, {src->sizes()[0], src->sizes()[1], size[0], size[1]}, answers);
-  return true;
 }
 
 bool Handlers::cat(Arguments args, Stack& answers) const {
@@ -173,6 +136,14 @@ std::vector<std::shared_ptr<Quick>> quick_handlers(std::shared_ptr<const Handler
       {"aten::sum", "dim_IntList", &Handlers::sum},
       {"aten::_adaptive_avg_pool2d", "", &Handlers::adaptive_avg_pool2d},
       {"aten::adaptive_avg_pool2d", "", &Handlers::adaptive_avg_pool2d},
+      {"aten::adaptive_max_pool2d", "", &Handlers::adaptive_max_pool2d},
+      {"aten::avg_pool2d", "", &Handlers::avg_pool2d},
+      {"aten::max_pool2d", "", &Handlers::max_pool2d},
+      {"aten::max_pool2d_with_indices", "", &Handlers::max_pool2d_with_indices},
+      {"aten::upsample_nearest2d", "", &Handlers::upsample_nearest2d},
+      {"aten::upsample_nearest2d", "vec", &Handlers::upsample_nearest2d_vec},
+      {"aten::upsample_bilinear2d", "", &Handlers::upsample_bilinear2d},
+      {"aten::upsample_bilinear2d", "vec", &Handlers::upsample_bilinear2d_vec},
       {"aten::cat", "", &Handlers::cat},
       {"aten::detach", "", &Handlers::detach},
   };

@@ -36,6 +36,14 @@ class Handlers : public std::enable_shared_from_this<Handlers> {
   bool mean(Arguments args, Stack& answers) const;  // over H and W, their dims kept
   bool sum(Arguments args, Stack& answers) const;
   bool adaptive_avg_pool2d(Arguments args, Stack& answers) const;
+  bool adaptive_max_pool2d(Arguments args, Stack& answers) const;
+  bool avg_pool2d(Arguments args, Stack& answers) const;
+  bool max_pool2d(Arguments args, Stack& answers) const;  // which `inference_mode` delivers
+  bool max_pool2d_with_indices(Arguments args, Stack& answers) const;
+  bool upsample_nearest2d(Arguments args, Stack& answers) const;
+  bool upsample_nearest2d_vec(Arguments args, Stack& answers) const;  // likewise
+  bool upsample_bilinear2d(Arguments args, Stack& answers) const;
+  bool upsample_bilinear2d_vec(Arguments args, Stack& answers) const;  // likewise
   bool cat(Arguments args, Stack& answers) const;
   bool detach(Arguments args, Stack& answers) const;
 
@@ -65,8 +73,17 @@ class Handlers : public std::enable_shared_from_this<Handlers> {
                                            std::optional<size_t> bias, size_t mean) const;
   bool batch_norm_of_batch(Arguments args, Stack& answers) const;
 
-  // Of windows of src, or of the one that is all of H and W their sum.
-  bool pool(const c10::IValue& src, at::IntArrayRef size, bool sum, Stack& answers) const;
+  struct Pooling;
+  std::optional<Operand> read_image(const c10::IValue& value) const;
+  void pool(const Operand& src, const Pooling& pooling, Stack& answers) const;
+  bool max_pool(Arguments args, bool indices, Stack& answers) const;
+  bool adaptive_pool(Arguments args, const char* mode, bool indices, Stack& answers) const;
+  bool over_image(Arguments args, std::optional<int64_t> divisor, Stack& answers) const;
+  bool upsample(const Operand& src, const char* mode, at::IntArrayRef size, bool align_corners,
+                std::optional<double> scale_h, std::optional<double> scale_w, Stack& answers) const;
+  bool upsample_to(Arguments args, const char* mode, bool align_corners, Arguments scales, Stack& answers) const;
+  bool upsample_by(Arguments args, const char* mode, bool align_corners, const c10::IValue& scales,
+                   Stack& answers) const;
 
   // A tensor blocked as `like`, appended to the answers.
   void push(const at::Tensor& physical, const Operand& like, at::IntArrayRef size, Stack& answers) const;
