@@ -40,10 +40,11 @@ std::vector<Window> windows(const PoolAxis& axis, int64_t size, int64_t dst_size
 // The pixel that holds the point `at`, not negative; the last one where that is NaN or beyond.
 int64_t pixel_at(float at, int64_t size) { return at < double(size) ? int64_t(at) : size - 1; }
 
-// As PyTorch computes it, in float: at a border between two pixels rounding decides.
-int64_t nearest(float scale, int64_t size, int64_t dst_size, int64_t i, bool exact) {
-  if (!exact && dst_size == size) return i;
-  if (!exact && dst_size == 2 * size) return i / 2;
+// As PyTorch computes it, in float: at a border between two pixels rounding decides. Where it `ignores_scales`, those
+// of a size that stays or doubles do not count.
+int64_t nearest(float scale, int64_t size, int64_t dst_size, int64_t i, bool exact, bool ignores_scales) {
+  if (!exact && ignores_scales && dst_size == size) return i;
+  if (!exact && ignores_scales && dst_size == 2 * size) return i / 2;
   return pixel_at(exact ? float((i + 0.5) * scale) : i * scale, size);
 }
 
@@ -59,14 +60,15 @@ float src_pixels_a_pixel(const Interpolation& a, double scale, int64_t size, int
   return scale > 0 ? float(1 / scale) : float(size) / dst_size;
 }
 
-std::vector<Neighbors> neighbors(const Interpolation& a, double factor, int64_t size, int64_t dst_size) {
+std::vector<Neighbors> neighbors(const Interpolation& a, double factor, int64_t size, int64_t dst_size,
+                                 bool ignores_scales) {
   const float scale = src_pixels_a_pixel(a, factor, size, dst_size);
   std::vector<Neighbors> all(dst_size);
   for (int64_t i = 0; i < dst_size; i++)
     if (a.mode == UpsampleMode::Bilinear) {
       all[i] = linear(scale, size, dst_size, i, a.align_corners);
     } else {
-      const int64_t at = nearest(scale, size, dst_size, i, a.mode == UpsampleMode::NearestExact);
+      const int64_t at = nearest(scale, size, dst_size, i, a.mode == UpsampleMode::NearestExact, ignores_scales);
       all[i] = {at, at, 0};
     }
   return all;
@@ -206,8 +208,9 @@ void pool(const Pooling& a) {
 }
 
 void upsample(const Upsampling& a) {
-  const std::vector<Neighbors> rows = neighbors(a.how, a.how.scale_h, a.src.ih, a.oh);
-  const std::vector<Neighbors> cols = neighbors(a.how, a.how.scale_w, a.src.iw, a.ow);
+  const bool ignores_scales = a.oh + a.ow <= 128;  // of larger images PyTorch has another kernel
+  const std::vector<Neighbors> rows = neighbors(a.how, a.how.scale_h, a.src.ih, a.oh, ignores_scales);
+  const std::vector<Neighbors> cols = neighbors(a.how, a.how.scale_w, a.src.iw, a.ow, ignores_scales);
   const PoolingKernels& kernels = TORCH_BLOCKED_KERNELS(pooling_kernels, isa());
   const auto kernel = a.how.mode == UpsampleMode::Bilinear ? kernels.bilinear : kernels.nearest;
   const auto upsample_row = [&](const Plane& plane, int64_t, int64_t h, int64_t offset, bool stream) {
@@ -242,9 +245,10 @@ void average_pool_backward(const AveragePoolBackward& a) {
              a.nthreads);
 }
 
+// PyTorch's has one kernel, which ignores scales.
 void upsample_backward(const UpsampleBackward& a) {
   const auto shares = [&](double scale, int64_t size, int64_t dst_size) {
-    return shares_of_neighbors(neighbors(a.how, scale, size, dst_size), size);
+    return shares_of_neighbors(neighbors(a.how, scale, size, dst_size, /*ignores_scales=*/true), size);
   };
   add_shares(a.diff_dst, shares(a.how.scale_h, a.ih, a.diff_dst.ih), shares(a.how.scale_w, a.iw, a.diff_dst.iw),
              a.diff_src, a.nthreads);

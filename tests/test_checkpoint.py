@@ -6,6 +6,8 @@ import copy
 import io
 import subprocess
 import sys
+from collections import Counter, defaultdict
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -43,6 +45,20 @@ def test_dense_state_dict():
         with pytest.raises(TypeError) as error:
             tb.dense_state_dict(bad)
         assert one_line(error)
+
+
+def test_dicts_of_all_kinds():
+    """They stay what they are: a Counter counts what it is made of, a defaultdict is made of a function."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])
+    assert tb.dense_state_dict(scheduler)["milestones"] == scheduler.milestones == Counter([2, 4])
+    assert tb.dense_state_dict({"scheduler": scheduler.state_dict()})["scheduler"] == scheduler.state_dict()
+    blocked = torch.randn(1, 17, 2, 2).to(tb.blocked)
+    state = defaultdict(dict, {0: {"exp_avg": blocked}})
+    dense_state = tb.dense_state_dict(state)
+    assert type(dense_state[0]["exp_avg"]) is torch.Tensor and dense_state[1] == {} and state[0]["exp_avg"] is blocked
+    constant = tb.dense_state_dict(MappingProxyType({"x": blocked}))
+    assert type(constant["x"]) is torch.Tensor
 
 
 WITHOUT = """

@@ -204,6 +204,15 @@ def test_copies_that_share_memory(no_gradients, name):
     torch.testing.assert_close(y.to_dense(), layer(x).to_dense())
 
 
+def test_what_is_sent_to_another_process_is_read_before(no_gradients):
+    """Which may write to it: what is sent moves to shared memory."""
+    x, layer = image(), conv()
+    y = layer(x)
+    assert waits(y)
+    x.__reduce_ex__(2)
+    assert not waits(y)
+
+
 def test_settings_are_those_of_the_call(no_gradients):
     x, layer = image(64, 1, (12, 12)), conv(64, 64)
     with tb.winograd("f4"):

@@ -73,6 +73,24 @@ def test_keyword_arguments():
     assert_close(program.module()(x, scale=scale), model(x, scale=scale))
 
 
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c = nn.Conv2d(3, 16, 3)
+
+    def forward(self, x, *xs):
+        return self.c(x) + self.c(xs[0]) + self.c(xs[1])
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_dynamic_sizes_of_several_arguments(by_name):
+    model, examples = Several().eval(), [torch.randn(2, 3, 8, 8) for _ in range(3)]
+    shapes = {"x": BATCH, "xs": (BATCH, BATCH)}
+    program = tb.export(model, tuple(examples), dynamic_shapes=shapes if by_name else tuple(shapes.values()))
+    images = [torch.randn(5, 3, 8, 8) for _ in range(3)]
+    assert_close(program.module()(*images), model(*images))
+
+
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("blocked", [False, True])
 def test_linear_layers_of_permuted_images_are_convolutions(blocked, inside):

@@ -59,6 +59,13 @@ def test_foreach(isa, case, arrangement):
         assert all(x._version > v for x, v in zip(first, versions, strict=True))
 
 
+def test_powers_of_a_number():
+    exponents = tensors()
+    with tb.fallback("error"):
+        answers = torch._foreach_pow(2.0, blocked(exponents))
+    assert_same(list(answers), list(torch._foreach_pow(2.0, exponents)))
+
+
 ORDERS = [0, 0.5, 1, 2, 3.5, -1, math.inf, -math.inf]
 REDUCTIONS = {
     **{f"norm {p}": lambda x, p=p: torch._foreach_norm(x, p) for p in ORDERS},

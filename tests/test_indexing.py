@@ -1,5 +1,7 @@
 """What moves elements along axes: the plain tensor's answer and gradient, no fallback."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,6 +43,7 @@ MOVES = {
     "index_select": lambda x: x.index_select(2, INDEX),
     "list of rows": lambda x: x[:, :, [2, 0, -1]],
     "index_add": lambda x: x.index_add(3, INDEX, x[..., :3]),
+    "index_add of infinities": lambda x: x.index_add(3, INDEX, x[..., :3].abs() + 1, alpha=math.inf),
     "gather": lambda x: x.gather(2, places(x)),
     "scatter_add": lambda x: x.scatter_add(3, places(x), x * 2),
     "stack": lambda x: torch.stack([x, x * 2], 2),

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import CHANNELS, assert_same
-from dispatch_cases import cases, check, check_error, falls_back
+from dispatch_cases import cases, check, check_error, check_gradient, falls_back, image
 
 import torch_blocked as tb
 
@@ -119,6 +119,17 @@ def test_special_values_stay_where_they_are(isa, name):
     x = torch.randn(2, 48, 5, 6)
     x[0, 3, 1, 1], x[1, 40, 0, 0] = math.nan, math.nan
     check(CASES[name], x.to(tb.blocked))
+
+
+def test_another_default_dtype():
+    x = image(17)
+    torch.set_default_dtype(torch.float64)
+    try:
+        for norm in (lambda x: F.layer_norm(x, x.shape[1:]), lambda x: F.group_norm(x, 1), F.instance_norm):
+            check(norm, x.to(tb.nChw16c))
+            check_gradient(norm, x.to(tb.nChw16c))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_large_means(isa):

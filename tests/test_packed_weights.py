@@ -89,6 +89,16 @@ def test_a_write_drops_the_packed_weights(layer, write):
         assert layer.is_right()
 
 
+def test_weights_in_shared_memory_are_not_kept(layer):
+    """Another process counts its own writes."""
+    physical = layer.model.share_memory().weight.physical
+    elsewhere = torch.UntypedStorage._new_shared_fd_cpu(*physical.untyped_storage()._share_fd_cpu_())
+    with torch.no_grad():
+        assert layer.is_right() and library.packed_weights_bytes() == 0
+        torch.empty(0).set_(elsewhere).mul_(2)
+        assert layer.is_right()
+
+
 def test_a_view_of_the_weights_sees_writes_to_them(layer):
     model, x, _ = layer
     part = nn.Parameter(model.weight.narrow(0, 0, 32), requires_grad=False)

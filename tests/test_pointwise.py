@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CHANNELS
+from conftest import CHANNELS, assert_same
 from dispatch_cases import (
     aten,
     blocked,
@@ -118,6 +118,29 @@ def test_binary_broadcasts(isa, case, shape):
             check_in_place(in_place, x.to(fmt), y)
             # Led by a blocked tensor of fewer dims it may fall back.
             check(out_of_place, y, x.to(fmt), expects=native if same_rank or y is other else contextlib.nullcontext)
+
+
+@cases(BINARIES)
+def test_one_channel_and_channels_that_are_one_in_memory(isa, case):
+    """As the gradient of a sum is: the answer has all of them."""
+    out_of_place, _ = case
+    for channels in (17, 20, 32):
+        one, many = image(1), (torch.rand(2, 1, 5, 6) + 0.5).expand(2, channels, 5, 6)
+        check(out_of_place, one.to(tb.nChw16c), many)
+        check(out_of_place, many, one.to(tb.nChw16c))
+        out = torch.zeros(2, channels, 5, 6).to(tb.nChw16c)
+        assert_same(torch.add(one.to(tb.nChw16c), many, out=out), one + many)
+
+
+def test_gradient_of_a_sum_of_weighted_channels():
+    weights, x = torch.rand(2, 1, 5, 6), image(32)
+    grads = []
+    for convert in (lambda x: x, lambda x: x.to(tb.nChw16c)):
+        leaves = [t.clone().requires_grad_() for t in (weights, x)]
+        one, many = map(convert, leaves)
+        (one * many).sum().backward()
+        grads.append([leaf.grad for leaf in leaves])
+    assert_same(grads[1], grads[0])
 
 
 @cases(BINARIES)

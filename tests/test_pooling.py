@@ -253,6 +253,21 @@ def test_nearest_3d_by_every_size_and_scale(scale):
             check(lambda x, s=tuple(scales): F.interpolate(x, scale_factor=s), torch.randn(size).to(fmt))
 
 
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("tag", ["nChw16c", "nChw4c"])
+@pytest.mark.parametrize(
+    "n, scale", [(64, 2.01), (70, 1.01), (60, 1.01), (64, 1.01), (65, 1.01), (40, 2.01), (31, 2.02)]
+)
+def test_nearest_by_a_scale_that_is_not_the_sizes(n, scale, tag, inference):
+    """PyTorch ignores it up to 128 rows and columns."""
+    x = torch.arange(float(n)).expand(1, 17, n, n).contiguous()
+    for sizes in (dict(scale_factor=scale), dict(scale_factor=(scale, 1.0))):
+        with torch.inference_mode(inference):
+            assert_same(F.interpolate(x.to(tb.format(tag)), **sizes), F.interpolate(x, **sizes), rtol=0, atol=0)
+    if not inference:
+        check(lambda x: F.interpolate(x, scale_factor=scale), x.requires_grad_().to(tb.format(tag)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_index_of_a_window_without_numbers(ndim, dtype):

@@ -173,6 +173,17 @@ def test_along_an_axis(isa, case, dim):
             assert y.blocking == x.blocking
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prefixes_that_overflow(dtype):
+    """What comes after may bring them back: they are wider than the answer."""
+    x, y = torch.ones(1, 17, 1, 1), torch.zeros(1, 17, 1, 1)
+    x[0, :2], x[0, 16] = 1e30, 1e-30
+    y[0, :2], y[0, 16] = 3e38, -3e38
+    for fmt in (tb.nChw8c, tb.nChw16c):
+        assert_same(x.to(dtype).to(fmt).cumprod(1), x.to(dtype).cumprod(1))
+        assert_same(y.to(dtype).to(fmt).cumsum(1), y.to(dtype).cumsum(1))
+
+
 @pytest.mark.parametrize("dim", (0, 2, 3))
 @pytest.mark.parametrize("name", [n for n in NOT_OVER_CHANNELS if n != "quantile"])
 def test_along_an_axis_that_is_not_blocked(isa, name, dim):

@@ -44,6 +44,7 @@ def test_copy(isa, case):
 COPY_ERRORS = {
     "shape": lambda x: x.copy_(torch.ones(2, 16, 5, 6)),
     "rank": lambda x: x.copy_(torch.ones(1, 2, 17, 5, 6)),
+    "as many channels as blocks": lambda x: x.copy_(torch.ones(2, 2, 5, 6)),
     "fill with many": lambda x: x.fill_(torch.ones(2)),
     "set_ of a plain tensor": lambda x: x.set_(torch.ones(3).int()),
 }

@@ -137,6 +137,52 @@ def test_a_copied_view_is_otherwise_an_ordinary_tensor():
     assert_same(torch.add(y[:, 1:], plain[:, 1:], out=torch.empty(0)), 2 * plain[:, 1:])
 
 
+def test_an_array_of_a_copied_view_is_read_only():
+    """As one of a blocked tensor is: a write would be lost."""
+    x = torch.zeros(1, 17, 2, 2).to(tb.nChw16c)
+    assert not x.flatten(1).numpy().flags.writeable
+    x.flatten(1).numpy(force=True)[:] = 1
+    assert not x.to_dense().any()
+
+
+def test_several_parts_written_by_one_call():
+    plain = torch.ones(1, 20, 2, 2)
+    x = plain.to(tb.nChw16c)
+    for whole in (x, plain):
+        torch._foreach_mul_(list(whole.split(10, 1)), 3.0)
+        torch._foreach_add_([whole[:, 2:5], whole[:, 14:18], whole.flatten(1)[:, -3:]], 1.0)
+    assert_same(x, plain)
+    version = x.physical._version
+    torch._foreach_mul_([x[:, :3], x[:, 10:18]], 2.0)
+    assert x.physical._version > version
+
+
+def test_a_copied_view_whose_shape_changes():
+    plain = torch.randn(2, 17, 4, 4)
+    for change in (lambda v: v.unsqueeze_(1), lambda v: v.t_(), lambda v: v.transpose_(0, 1), lambda v: v.squeeze_()):
+        x, whole = plain.to(tb.nChw16c), plain.clone()
+        views = [t.flatten(1) for t in (x, whole)]
+        for view in views:
+            assert change(view) is view
+            view[0] += 1
+        assert views[0].shape == views[1].shape and views[0].stride() == views[1].stride()
+        assert_same(views[0] + 0, views[1] + 0)
+        assert_same(x, whole)
+
+
+def test_a_copied_view_of_what_changes_its_shape():
+    plain = torch.randn(1, 17, 4, 4)
+    x = plain.to(tb.nChw16c)
+    views = [t.flatten(1) for t in (x, plain)]
+    for whole in (x, plain):
+        whole.transpose_(2, 3)
+    assert torch.equal(views[0], views[1])
+    for view in views:
+        view[:, 3:9] = 7
+    assert torch.equal(views[0], views[1])
+    assert_same(x, plain)
+
+
 def test_gradients_are_never_copied_views():
     linear = torch.nn.Linear(17 * 16, 3)
     leaf = torch.randn(2, 17 * 16, requires_grad=True)

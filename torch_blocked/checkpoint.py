@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, MutableMapping
 
 import torch
 from torch import Tensor
@@ -39,9 +40,10 @@ def _dense(x: object, done: dict[int, Tensor]) -> object:
             done[id(x)] = to_plain(x.detach()).contiguous() if x.layout == torch.strided else x.detach()
         return done[id(x)]
     if isinstance(x, Mapping):
-        state = type(x)((key, _dense(value, done)) for key, value in x.items())
-        if hasattr(x, "_metadata"):  # the versions of the modules, which load_state_dict asks for
-            state._metadata = x._metadata
+        # A copy keeps what the dict has beside its items, such as the versions of modules for load_state_dict.
+        state = copy.copy(x) if isinstance(x, MutableMapping) else dict(x)
+        for key, value in x.items():
+            state[key] = _dense(value, done)
         return state
     if type(x) in (list, tuple):
         return type(x)([_dense(value, done) for value in x])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -65,7 +67,7 @@ def export(
         decompose(gm, inference=True)
         constant_fold(gm)
         _drop_unused(gm)
-        return torch.export.export(gm, args, kwargs, dynamic_shapes=dynamic_shapes)
+        return torch.export.export(gm, args, kwargs, dynamic_shapes=_of_each_argument(dynamic_shapes, model))
 
 
 def _check(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None) -> None:
@@ -80,6 +82,20 @@ def _check(model: nn.Module, args: tuple, kwargs: dict[str, Any] | None) -> None
 def _plain(model: nn.Module, args: tuple, outputs: object) -> object:
     # By an operator: in the first graph that torch.export makes, not all blocked tensors are known as such.
     return pytree.tree_map_only(Tensor, torch.ops.torch_blocked.to_dense, outputs)
+
+
+def _of_each_argument(dynamic_shapes: Any | None, model: nn.Module) -> Any | None:
+    """`dynamic_shapes` for a program's module, where each of the `*args` of the model is an argument with a name."""
+    parameters = inspect.signature(model.forward).parameters
+    several = {name for name, p in parameters.items() if p.kind is inspect.Parameter.VAR_POSITIONAL}
+    if not dynamic_shapes or not several:
+        return dynamic_shapes
+    if not isinstance(dynamic_shapes, Mapping):
+        dynamic_shapes = dict(zip(parameters, dynamic_shapes, strict=False))
+    each = {}
+    for name, shapes in dynamic_shapes.items():
+        each |= {f"{name}_{i}": shape for i, shape in enumerate(shapes)} if name in several else {name: shapes}
+    return each
 
 
 def _describe_constants(gm: fx.GraphModule) -> None:

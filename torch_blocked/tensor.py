@@ -266,6 +266,9 @@ class BlockedTensor(Tensor):
     # ---- pickling and copying
 
     def __reduce_ex__(self, protocol: int) -> tuple:
+        # A queue moves the bytes to memory that others write to.
+        _python.finish_deferred()
+        _python.finish_readers(self)
         parameter = isinstance(self, torch.nn.Parameter)
         exposed = _python.is_exposed(self._physical)  # what shares its memory may be pickled with it
         state = (self._physical, tuple(self._blocking), tuple(self.shape), self.requires_grad, parameter, exposed)

@@ -1,5 +1,7 @@
 #include "problem.h"
 
+#include <ATen/MapAllocator.h>
+
 #include <algorithm>
 
 namespace torch_blocked {
@@ -112,8 +114,15 @@ static Alive watch(const void* tensor) {
   return [weak] { return !weak.expired(); };
 }
 
+static bool is_shared(const Tensor& tensor) {
+  const at::DataPtr& data = tensor.storage().data_ptr();
+  const at::MapAllocator* map = at::MapAllocator::fromDataPtr(data);
+  if (map == nullptr) map = at::RefcountedMapAllocator::fromDataPtr(data);
+  return map != nullptr && (map->flags() & (at::ALLOCATOR_MAPPED_SHARED | at::ALLOCATOR_MAPPED_SHAREDMEM)) != 0;
+}
+
 std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking, bool transposed) {
-  if (weight_blocking.size() < 4 || weight.is_inference()) return std::nullopt;
+  if (weight_blocking.size() < 4 || weight.is_inference() || is_shared(weight)) return std::nullopt;
   return WeightKey{weight.unsafeGetTensorImpl(),
                    weight._version(),
                    weight.const_data_ptr(),

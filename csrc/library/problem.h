@@ -28,8 +28,8 @@ using Shape = c10::SmallVector<int64_t, 6>;
 Shape dst_shape(const Conv& c, int64_t ndims);
 
 // What weights packed from this tensor may be kept under. Only where every write to it is counted: not where it is
-// plain or has plain views (blocks along one axis only), which may be written through `.data`; and not inference
-// tensors, which count nothing.
+// plain or has plain views (blocks along one axis only), which may be written through `.data`; not inference tensors,
+// which count nothing; and not in memory shared with other processes, each of which counts its own.
 std::optional<WeightKey> weight_key(const Tensor& weight, IntArrayRef weight_blocking, bool transposed);
 
 // The post-ops of a convolution: the arguments of its operator, dense, for as long as it runs.

@@ -75,7 +75,8 @@ def _cumulative(op: OpOverload, combine: Callable[[Tensor, Tensor], Tensor]) -> 
     def cumulative(x: BlockedTensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
         outer, *inner = physical_dims(x, [axis])
         dtype = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
-        result = op(x._physical, inner[-1], dtype=accurate(dtype))
+        # ATen sums up float32 in float64, where no prefix overflows that a later element brings back.
+        result = op(x._physical, inner[-1], dtype=torch.float64 if dtype is torch.float32 else accurate(dtype))
         for d in [*reversed(inner[:-1]), outer]:
             last = result
             for i in inner:

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import reorder
 from torch_blocked.dispatch.fallback import bump_version, fallback
-from torch_blocked.dispatch.physical import clear_padding, fill_padding, lead, operand
+from torch_blocked.dispatch.physical import broadcasts_to, clear_padding, fill_padding, lead, operand
 from torch_blocked.dispatch.registry import Handler, register_rule
 from torch_blocked.tensor import BlockedTensor
 
@@ -56,11 +56,14 @@ def foreach_reduction(func: OpOverload, tensors: list[Tensor], *order: object, *
     return func(list(map(elements, tensors)), *order, **kwargs)
 
 
-def foreach(func: OpOverload, first: list[Tensor], *rest: object, **kwargs: object) -> list[Tensor] | None:
-    """The same operator on the physical tensors; what is written to keeps its format, plain or blocked."""
-    lists = [first, *(a for a in (*rest, *kwargs.values()) if _is_tensors(a))]
+def foreach(func: OpOverload, first: object, *rest: object, **kwargs: object) -> list[Tensor] | None:
+    """The same operator on the physical tensors; what is written to keeps its format, plain or blocked.
+
+    The first argument is a list but in `_foreach_pow(2.0, tensors)`.
+    """
+    lists = [a for a in (first, *rest, *kwargs.values()) if _is_tensors(a)]
     in_place = func._schema.arguments[0].is_write
-    if any(len(a) != len(first) for a in lists):
+    if len({len(a) for a in lists}) != 1:
         return fallback(func, first, *rest, **kwargs)
     groups = list(zip(*lists, strict=True))
     leads = list(first) if in_place else list(map(lead, groups))
@@ -127,13 +130,7 @@ def _is_tensors(a: object) -> bool:
 
 def _fits(group: tuple[Tensor, ...], like: Tensor | None) -> bool:
     """Whether these are of floating point and broadcast to the size of the one whose blocking the answer takes."""
-    return like is None or all(x.is_floating_point() and _broadcasts(x, like) for x in group)
-
-
-def _broadcasts(x: Tensor, like: Tensor) -> bool:
-    return x.dim() <= like.dim() and all(
-        a in (1, b) for a, b in zip(reversed(x.shape), reversed(like.shape), strict=False)
-    )
+    return like is None or all(x.is_floating_point() and broadcasts_to(x.shape, like.shape) for x in group)
 
 
 def _laid(x: Tensor, like: Tensor | None) -> Tensor:

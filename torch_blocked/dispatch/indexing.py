@@ -229,6 +229,8 @@ def index_add(func: OpOverload, x: Tensor, dim: int, index: Tensor, source: Tens
         return fallback(func, x, dim, index, source, **kwargs)
     blocking = first._blocking
     physical = func(reorder.to_blocking(x, blocking), axis, index, reorder.to_blocking(source, blocking), **kwargs)
+    if kwargs:  # an infinite factor makes NaN of zero
+        clear_padding(physical, blocking, x.shape)
     return BlockedTensor(physical, blocking, x.shape)
 
 
@@ -241,6 +243,8 @@ def index_add_(func: OpOverload, x: Tensor, dim: int, index: Tensor, source: Ten
     if not _is_index(index) or not _fit_outside(axis, (x, source), x):
         return fallback(func, x, dim, index, source, **kwargs)
     func(x._physical, axis, index, reorder.to_blocking(source, x._blocking), **kwargs)
+    if kwargs:
+        clear_padding(x._physical, x._blocking, x.shape)
     bump_version(x)
     return x
 

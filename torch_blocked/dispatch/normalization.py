@@ -239,7 +239,7 @@ def _normalize_groups(
     x: BlockedTensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> BlockedTensor:
     """By statistics (n, groups) and, a channel, weight and bias."""
-    scale = torch.ones(x.size(1)) if weight is None else to_plain(weight)  # in the padding 0
+    scale = torch.ones(x.size(1), dtype=torch.float32) if weight is None else to_plain(weight)  # in the padding 0
     shift = None if bias is None else _each(x, to_plain(bias).unsqueeze(0))
     vectors = _each(x, scale.unsqueeze(0)), shift, _each(x, mean), _each(x, var, 1.0)
     y = library.batch_norm_op(_planes(x._physical), *vectors, eps).view(x._physical.shape)
@@ -251,7 +251,7 @@ def _group_gradients(
 ) -> tuple[BlockedTensor, Tensor, Tensor]:
     """Of x and, a channel, of weight and bias; mean and rstd are (n, groups)."""
     (n, c), groups = x.shape[:2], mean.size(1)
-    weight = torch.ones(1, c) if weight is None else to_plain(weight).unsqueeze(0)
+    weight = torch.ones(1, c, dtype=torch.float32) if weight is None else to_plain(weight).unsqueeze(0)
     planes, alone = _planes(x._physical), groups == c
     vectors = _each(x, weight), _each(x, mean), _each(x, rstd)
     diff_src, *sums = library.batch_norm_backward_op(_planes(diff_dst), planes, *vectors, alone)

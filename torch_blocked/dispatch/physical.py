@@ -84,6 +84,11 @@ def _names(func: OpOverload) -> tuple[str, ...]:
     return tuple(a.name for a in func._schema.arguments)
 
 
+def broadcasts_to(shape: torch.Size, whole: torch.Size) -> bool:
+    """Whether a tensor of this shape is one of shape `whole` by broadcasting."""
+    return len(shape) <= len(whole) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(whole), strict=False))
+
+
 def is_expanded(x: Tensor, axis: int) -> bool:
     """Whether a plain tensor's elements along an axis are one in memory, as after ``expand``; False for traced ones."""
     strided = type(x) is Tensor and x.layout is torch.strided and axis >= 0

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import library
 from torch_blocked.dispatch.fallback import assign, bump_version, fallback
-from torch_blocked.dispatch.physical import are_alike, clear_padding, is_expanded, lead, operand, shifted
+from torch_blocked.dispatch.physical import are_alike, broadcasts_to, clear_padding, is_expanded, lead, operand, shifted
 from torch_blocked.dispatch.registry import Handler, register, register_rule
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.reorder import to_plain
@@ -129,11 +129,7 @@ def _whole(args: list[object]) -> Tensor | None:
         return None
     if not (whole.is_cpu and whole.is_floating_point() and whole.is_contiguous()):
         return None
-    return whole if all(t.dtype == whole.dtype and _broadcasts_to(t.shape, whole.shape) for t in tensors) else None
-
-
-def _broadcasts_to(shape: torch.Size, whole: torch.Size) -> bool:
-    return len(shape) <= len(whole) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(whole), strict=False))
+    return whole if all(t.dtype == whole.dtype and broadcasts_to(t.shape, whole.shape) for t in tensors) else None
 
 
 @functools.cache
@@ -208,6 +204,12 @@ def _operands(
     """The arguments laid out for the physical tensor of the answer."""
     laid = [operand(a, blocking, size) for a in args]
     named = {k: operand(v, blocking, size) for k, v in kwargs.items()} if kwargs else kwargs
+    whole = blocking.physical_shape(tuple(size))
+    tensors = [a for a in (*laid, *named.values()) if isinstance(a, Tensor) and a.dim() == len(whole)]
+    blocked_dims = (*blocking.axes, *range(len(size), len(whole)))
+    if any(all(x.size(d) != whole[d] for x in tensors) for d in blocked_dims):  # one of them was expanded
+        first = next(i for i, a in enumerate(laid) if isinstance(a, Tensor) and a.dim() == len(whole))
+        laid[first] = laid[first].expand(whole)
     if func in INTEGER_DIVISIONS:
         divisors, at = (laid, 1) if len(laid) > 1 else (named, "other")
         divisor = divisors[at]

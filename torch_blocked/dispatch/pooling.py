@@ -95,15 +95,19 @@ def upsample_per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kw
 def upsample_nearest_volumes(
     func: OpOverload, x: BlockedTensor, output_size: list[int], *scales: float | None
 ) -> Tensor:
-    """The nearest voxel. Of channels_last images PyTorch ignores a scale where the size stays or doubles."""
+    """The nearest voxel."""
+    return nearest_of_images(func, x, output_size, *scales)
+
+
+def nearest_of_images(func: OpOverload, x: BlockedTensor, output_size: list[int], *scales: float | None) -> Tensor:
+    """The nearest pixel.
+
+    Of channels_last images PyTorch ignores a scale where the size stays or doubles, and finds that of doubles in single
+    precision.
+    """
     sizes = zip(x.shape[2:], output_size, scales, strict=False)
     ignored = any(m in (n, 2 * n) and scale is not None and m != n * scale for n, m, scale in sizes)
-    return (per_plane if ignored else nearest_of_images)(func, x, output_size, *scales)
-
-
-def nearest_of_images(func: OpOverload, x: BlockedTensor, *args: object) -> Tensor:
-    """The nearest pixel. PyTorch finds that of channels_last images of doubles in single precision."""
-    return (per_plane if x.dtype is torch.float64 else per_channel)(func, x, *args)
+    return (per_plane if ignored or x.dtype is torch.float64 else per_channel)(func, x, output_size, *scales)
 
 
 @register(aten.adaptive_max_pool3d.default)

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torch_blocked import reorder
-from torch_blocked.dispatch.fallback import assign, bump_version, run_plain
-from torch_blocked.dispatch.physical import clear_padding, operand
+from torch_blocked.dispatch.fallback import assign, bump_version, fallback, run_plain
+from torch_blocked.dispatch.physical import broadcasts_to, clear_padding, operand
 from torch_blocked.dispatch.registry import register
 from torch_blocked.formats import plain_format
 from torch_blocked.tensor import BlockedTensor
@@ -51,6 +51,8 @@ def copy_(func: OpOverload, dst: Tensor, src: Tensor, non_blocking: bool = False
     """Writes into `dst`, which keeps its format; `src` plain or blocked, of any dtype, broadcast."""
     if not isinstance(dst, BlockedTensor):
         return func(dst, reorder.to_plain(src), non_blocking)
+    if not broadcasts_to(src.shape, dst.shape):
+        return fallback(func, dst, src, non_blocking)
     if src.shape == dst.shape:
         func(dst._physical, reorder.to_blocking(src, dst._blocking), non_blocking)
     else:

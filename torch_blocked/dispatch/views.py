@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._mode_utils import no_dispatch
 
 from torch_blocked import _python, reorder
 from torch_blocked.deferred import expose, finish_deferred
@@ -92,7 +93,8 @@ class _Copy:
     """The dense copy of a blocked tensor that some views are of, and at which version it was taken."""
 
     def __init__(self, source: BlockedTensor, view: Tensor) -> None:
-        self.source = source
+        with torch.inference_mode(source.is_inference()):  # `source` may become another, of another shape
+            self.source = BlockedTensor(source._physical, source._blocking, source.shape)
         # View operators run on a row-major copy, which the view's storage therefore is.
         whole = torch.empty(0, dtype=source.dtype, device=source.device)
         with torch.inference_mode(view.is_inference()):
@@ -109,9 +111,13 @@ class _Copy:
             self.whole.copy_(reorder.to_plain(self.source))
             self.version = version
 
-    def write(self) -> None:
-        """Brings what was written to the copy to the source."""
+    def write(self, view: Tensor, alone: bool) -> None:
+        """Brings what was written to a view of the copy to the source; if not `alone`, beside what else was written."""
         _python.finish_readers(self.source)
+        if not alone:
+            written = view.clone()
+            self.whole.copy_(reorder.to_plain(self.source))
+            view.copy_(written)
         assign(self.source, self.whole)
         self.version = self._source_version()
 
@@ -153,9 +159,16 @@ class CopiedView(Tensor):
             return x
 
         result = func(*map_nested(to_plain, args), **{k: map_nested(to_plain, v) for k, v in kwargs.items()})
-        written = [x for x in written_arguments(func, args, kwargs) if isinstance(x, CopiedView)]
+        everything = written_arguments(func, args, kwargs)
+        written = [x for x in everything if isinstance(x, CopiedView)]
+        for x in everything:  # of a list no other's write is counted
+            if isinstance(x, Tensor) and not isinstance(x, CopiedView) and not x.is_inference():
+                torch.autograd.graph.increment_version(x)
         for x in written:
-            x._copy.write()
+            if torch.Tag.inplace_view in func.tags:
+                with no_dispatch():
+                    x.as_strided_(x._plain.shape, x._plain.stride(), x._plain.storage_offset())
+            x._copy.write(x._plain, alone=len(everything) == 1)
 
         def to_view(out: object) -> object:
             if id(out) in mine and written:
@@ -168,8 +181,12 @@ class CopiedView(Tensor):
     # ---- what PyTorch answers for its own class only
 
     def numpy(self, *, force: bool = False) -> object:
-        """As `Tensor.numpy`: the copy's elements."""
-        return self.detach().current().numpy(force=force)
+        """As `BlockedTensor.numpy`."""
+        array = self.detach().current().numpy(force=force)
+        if force:
+            return array.copy()
+        array.flags.writeable = False  # a write would not reach the blocked tensor
+        return array
 
     def __dlpack__(self, **kwargs: object) -> object:
         return self.detach().current().requires_grad_(self.requires_grad).__dlpack__(**kwargs)
