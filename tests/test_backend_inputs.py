@@ -285,11 +285,13 @@ def test_views_of_copies_of_parameters(graphs):
         lambda m, x: m.d(m.c(x) * x.shape[-1]),
         lambda m, x: m.d(m.c(x) * x.shape[-1] ** -0.5),
         lambda m, x: m.c((x.permute(0, 2, 3, 1) * x.shape[2]).permute(0, 3, 1, 2)),
+        lambda m, x: torch.add(m.c(x), m.c(x * 2), alpha=x.shape[2]),
+        lambda m, x: F.leaky_relu(m.c(x), 1 / x.shape[2]),
     ],
-    ids=["size", "root of a size", "between permutations"],
+    ids=["size", "root of a size", "between permutations", "alpha", "slope"],
 )
 @torch.no_grad()
-def test_images_times_a_size(function, graphs):
+def test_operators_of_a_size(function, graphs):
     model = Lambda(function, c=conv(3, 24), d=conv(24, 7, 1))
     fast = compiled(model, dynamic=True)
     for size in ((12, 10), (9, 8)):

@@ -170,6 +170,27 @@ def test_fused_optimizers(name, grads):
     assert_same([p.detach() for p in ours], [p.detach() for p in plain])
 
 
+@pytest.mark.parametrize("tag", ["OIhw16i16o", "Ohwi16o"])
+def test_gradients_are_unscaled_and_stepped_where_they_lie(tag):
+    """As `torch.amp.GradScaler` does; infinities are found."""
+    results = []
+    for fmt in (tb.format(tag), None):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(17, 3, 3, 3).to(fmt) if fmt else torch.randn(17, 3, 3, 3))
+        steps, scaler = torch.optim.AdamW([p], 0.1, fused=True), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for value in (1.0, math.inf):
+            scaler.scale(torch.zeros(()))
+            grad = torch.randn(p.shape) * 1024
+            grad[3, 1, 1, 2] = value
+            p.grad = grad.to(fmt) if fmt else grad
+            with tb.fallback("error"):
+                scaler.unscale_(steps)
+                scaler.step(steps)
+            scaler.update()
+        results.append([p.detach(), p.grad.nan_to_num(7.0, 8.0) if not fmt else p.grad.to_dense().nan_to_num(7.0, 8.0)])
+    assert_same(results[0], results[1])
+
+
 def test_fused_optimizers_refuse_what_pytorch_refuses():
     p = torch.nn.Parameter(torch.randn(17, 9, 3, 3).to(tb.OIhw16i16o))
     with pytest.raises(RuntimeError):

@@ -82,6 +82,76 @@ WRITES = (
 )
 
 
+def write_two_parts(x: Tensor) -> Tensor:
+    y = x * 2
+    first, second = y[:, :10], y[:, 10:]
+    first.tanh_()
+    second.sigmoid_()
+    return y + 1
+
+
+def write_a_block_and_more(x: Tensor) -> Tensor:
+    y = x * 2
+    first, second = y[:, :14], y[:, 14:]
+    whole, rest = y[:, :3], y[:, 16:]
+    first.tanh_()
+    second.sigmoid_()
+    rest.mul_(2)
+    return y + whole.sum()
+
+
+def write_a_later_part(x: Tensor) -> Tensor:
+    y = x * 2
+    y.split(5, 1)[3].mul_(10)
+    return y + 1
+
+
+def read_parts_of_what_is_written(x: Tensor) -> Tensor:
+    y = x * 2 - 1
+    first, second = y.chunk(2, 1)
+    y.relu_()
+    return first[:, :8] + second[:, :8]
+
+
+def write_parts_that_overlap(x: Tensor) -> Tensor:
+    y = x * 2
+    first, second = y[:, :12], y[:, 5:15]
+    first.add_(1)
+    return second * 1
+
+
+SEVERAL = [
+    write_two_parts, write_a_block_and_more, write_a_later_part, read_parts_of_what_is_written,
+    write_parts_that_overlap,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("channels", [20, 24, 32, 40])
+@pytest.mark.parametrize("write", SEVERAL, ids=lambda f: f.__name__)
+def test_parts_of_one_tensor_are_parts_of_one_copy(write, channels):
+    torch._dynamo.reset()
+    x = torch.randn(2, channels, 3, 4)
+    blocked = x.to(tb.nChw16c)
+    compiled = torch.compile(write, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(dense(compiled(blocked)), write(x))
+    torch.testing.assert_close(blocked.to_dense(), x)
+
+
+def test_writes_to_views_of_a_tensor_and_of_its_permutation_are_refused():
+    """Between operators on blocked tensors nobody brings their copies level."""
+
+    def write(x: Tensor) -> Tensor:
+        y = x * 2
+        first, second = y[:, :10], y.permute(0, 2, 3, 1)[..., 10:]
+        first.tanh_()
+        second.sigmoid_()
+        return y + 1
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="written to one after the other"):
+        torch.compile(write, backend="aot_eager", fullgraph=True)(torch.randn(2, 20, 3, 4).to(tb.nChw16c))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__)

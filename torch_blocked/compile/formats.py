@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, fx
 
+from torch_blocked.dispatch.traced_views import lies_in_a_copy
 from torch_blocked.formats import blocked
 from torch_blocked.reorder import to_dense
 from torch_blocked.tensor import BlockedTensor
@@ -137,9 +138,9 @@ def to_blocked(weight: Tensor) -> Tensor:
 def to_plain(x: Tensor, order: tuple[int, ...], stride: int) -> Tensor:
     """`x` plain, its axes in memory as `order` says: itself where they lie so, the innermost with this stride.
 
-    So do views of the graph's inputs. A part of one block of a blocked tensor is plain, too, and does not.
+    So do views of the graph's inputs. A part of a blocked tensor is a view of a copy, which would be kept whole.
     """
-    if not isinstance(x, BlockedTensor) and _lies_in(x, order, stride):
+    if not isinstance(x, BlockedTensor) and _lies_in(x, order, stride) and not lies_in_a_copy(x):
         return x
     return x.permute(order).to_dense().contiguous().permute([order.index(d) for d in range(x.dim())])
 

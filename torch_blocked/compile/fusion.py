@@ -100,7 +100,8 @@ ACTIVATIONS: dict[object, Callable[[fx.Node], tuple]] = {
 
 def activation(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
     """One of ACTIVATIONS."""
-    return activate(convolution, *ACTIVATIONS[node.target](node))
+    of_a_size = any(isinstance(a, fx.Node) for a in node.args[1:])  # as a slope
+    return None if of_a_size else activate(convolution, *ACTIVATIONS[node.target](node))
 
 
 def clamp_min(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
@@ -210,4 +211,5 @@ def decompose(gm: fx.GraphModule, inference: bool) -> None:
 
 def _call(node: fx.Node, *inputs: Tensor) -> Tensor:
     given = dict(zip(node.all_input_nodes, inputs, strict=True))
-    return node.target(*fx.map_arg(node.args, given.__getitem__), **node.kwargs)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), given.__getitem__)
+    return node.target(*args, **kwargs)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
 from torch.fx.experimental.proxy_tensor import make_fx
 
 
@@ -24,6 +26,12 @@ def call(graph: fx.Graph, function: Callable, *args: object, **kwargs: object) -
 def keep_strides(node: fx.Node) -> None:
     """Makes Inductor give an operator inputs with the strides that they have now."""
     node.meta["eager_input_vals"] = values(node.args), values(node.kwargs)
+
+
+def is_read_by_strides(node: fx.Node) -> bool:
+    """Whether an operator reads it by the strides that it had when it was traced, and by no others."""
+    targets = [getattr(user.target, "overloadpacket", user.target) for user in node.users]
+    return any(isinstance(t, HigherOrderOperator) or t is torch.ops.aten.as_strided for t in targets)
 
 
 def insert(before: fx.Node, function: Callable, inputs: list[fx.Node], decompositions: dict | None = None) -> fx.Node:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from torch_blocked.compile.fusion import ACTIVATIONS
 from torch_blocked.compile.hoist import returned_nodes
-from torch_blocked.compile.nodes import call
+from torch_blocked.compile.nodes import call, is_read_by_strides
 
 aten = torch.ops.aten
 
@@ -19,6 +19,8 @@ aten = torch.ops.aten
 def cancel_permutations(gm: fx.GraphModule) -> None:
     """Drops such pairs, in place, from a graph of physical tensors."""
     for node in gm.graph.find_nodes(op="call_function", target=aten.permute.default):
+        if is_read_by_strides(node):
+            continue
         with gm.graph.inserting_before(node):
             same = _permuted(*node.args)
         if same is not None:
@@ -32,7 +34,8 @@ def drop_copies(gm: fx.GraphModule) -> None:
     returned = returned_nodes(gm)
     for node in gm.graph.find_nodes(op="call_function", target=aten.clone.default):
         src = node.args[0]
-        if not node.kwargs and src.op == "call_function" and node not in returned:
+        computed = not node.kwargs and src.op == "call_function"
+        if computed and node not in returned and not is_read_by_strides(node):
             node.replace_all_uses_with(src)
             gm.graph.erase_node(node)
     gm.recompile()

@@ -36,9 +36,13 @@ STEPS = {"_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_"}
 def handler_of(func: OpOverload) -> Handler | None:
     """Those that are pointwise, out of place and in place, the reductions, and the steps of fused optimizers."""
     name = func._opname
-    if name in STEPS and not any(a.is_out for a in func._schema.arguments):
+    if any(a.is_out for a in func._schema.arguments):
+        return None
+    if name in STEPS:
         return step
-    if not name.startswith("_foreach_") or any(a.is_out for a in func._schema.arguments):
+    if name == "_amp_foreach_non_finite_check_and_unscale_":
+        return unscale
+    if not name.startswith("_foreach_"):
         return None
     return foreach_reduction if name in REDUCTIONS else foreach
 
@@ -93,15 +97,34 @@ def step(func: OpOverload, *lists: list[Tensor], **settings: object) -> None:
     in_groups = len({len(tensors) for tensors in given}) == 1
     if not in_groups or not all(map(_lie_as_the_first, zip(*given, strict=True))):
         return fallback(func, *lists, **settings)
-    func(*([_physical(x) for x in tensors] for tensors in lists), **settings)
-    for x in lists[0]:
-        if isinstance(x, BlockedTensor):
-            clear_padding(x._physical, x._blocking, x.shape)
+    func(*(list(map(_bytes, tensors)) for tensors in lists), **settings)
+    _clear_padding(lists[0])
     return None
 
 
-def _physical(x: Tensor) -> Tensor:
-    return x._physical if isinstance(x, BlockedTensor) else x
+def unscale(func: OpOverload, grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
+    """What `torch.amp.GradScaler` does to gradients, done to the physical tensors."""
+    func(list(map(_bytes, grads)), found_inf, inv_scale)
+    _clear_padding(grads)
+    for x in grads:
+        if isinstance(x, BlockedTensor):
+            bump_version(x)
+        elif not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+    return None
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """A tensor as it lies in memory, for operators that treat all elements alike."""
+    if not isinstance(x, BlockedTensor):
+        return x
+    return x._physical.permute(sorted(range(x._physical.dim()), key=x._physical.stride, reverse=True))
+
+
+def _clear_padding(tensors: list[Tensor]) -> None:
+    for x in tensors:
+        if isinstance(x, BlockedTensor):
+            clear_padding(x._physical, x._blocking, x.shape)
 
 
 def _lie_as_the_first(group: tuple[Tensor, ...]) -> bool:
@@ -112,8 +135,9 @@ def _lie_as_the_first(group: tuple[Tensor, ...]) -> bool:
     return all(
         isinstance(x, BlockedTensor)
         and x._blocking == first._blocking
-        and x._physical.is_contiguous()
         and x.shape == first.shape
+        and x._physical.stride() == first._physical.stride()
+        and _bytes(x).is_contiguous()
         for x in (first, *others)
     )
 

@@ -12,6 +12,7 @@ import functools
 import weakref
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils._python_dispatch import _detect_infra_mode
@@ -36,8 +37,23 @@ def view_of_copy(func: OpOverload, x: BlockedTensor, args: tuple, kwargs: dict) 
         level = functools.partial(_level, weakref.ref(mode), _copies[mode])
         registry.LEVEL.append(level)
         weakref.finalize(mode, registry.LEVEL.remove, level)  # the copies end with the trace
-    _copies[mode].append(_TracedCopy(x))
-    return func(_copies[mode][-1].whole, *args, **kwargs)
+    copy = next((copy for copy in _copies[mode] if copy.is_of(x)), None)
+    if copy is None:
+        copy = _TracedCopy(x)
+        _copies[mode].append(copy)
+    return func(copy.whole, *args, **kwargs)
+
+
+def lies_in_a_copy(x: Tensor) -> bool:
+    """Whether a plain traced tensor is a view of such a copy."""
+    if type(x) is not FunctionalTensor:
+        return False
+    mode = _detect_infra_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    return any(_storage(copy.whole) == _storage(x) for copy in (_copies.get(mode, ()) if mode else ()))
+
+
+def _storage(x: FunctionalTensor) -> int:
+    return x.elem.untyped_storage()._cdata
 
 
 def _level(mode: weakref.ref[FunctionalTensorMode], copies: list[_TracedCopy]) -> None:
@@ -56,6 +72,13 @@ class _TracedCopy:
         )
         self.written = self._writes()
 
+    def is_of(self, x: BlockedTensor) -> bool:
+        """Whether `x` is the source: the same bytes, seen in the same way."""
+        return self.source._physical is x._physical and (self.source._blocking, self.source.shape) == (
+            x._blocking,
+            x.shape,
+        )
+
     def _writes(self) -> tuple[int, int]:
         return tuple(torch._functionalize_mutation_counter(t.elem) for t in (self.source._physical, self.whole))
 
@@ -64,6 +87,11 @@ class _TracedCopy:
         of_source, of_whole = self._writes()
         if (of_source, of_whole) == self.written:
             return
+        if of_source != self.written[0] and of_whole != self.written[1]:
+            raise RuntimeError(
+                "torch.compile: plain views of a blocked tensor and of a permutation or part of it were written to one "
+                "after the other: write to views of the same tensor, or to its .to_dense()"
+            )
         with mode, torch.no_grad():
             if of_whole != self.written[1]:
                 assign(self.source, self.whole)

@@ -16,6 +16,7 @@ from torch_blocked import _python, reorder
 from torch_blocked.deferred import expose, finish_deferred
 from torch_blocked.dispatch import traced_views
 from torch_blocked.dispatch.fallback import assign, map_nested, written_arguments
+from torch_blocked.dispatch.physical import physical_dims
 from torch_blocked.dispatch.registry import Handler, handle_first, register_view_rule
 from torch_blocked.tensor import BlockedTensor
 
@@ -34,7 +35,11 @@ def as_views(handler: Handler) -> Handler:
         if not isinstance(x, BlockedTensor):
             return result
         if traced_views.is_traced(x):
-            return result if _shares_bytes(x, result) else traced_views.view_of_copy(func, x, args, kwargs)
+            # What is plain lies in one copy, also what could be a view of the blocks: writes to one show in the others.
+            parts = result if isinstance(result, (list, tuple)) else [result]
+            blocked = all(isinstance(part, BlockedTensor) for part in parts)
+            stays = all(_shares_bytes(x, part) for part in parts) and (blocked or _is_row_major(x))
+            return result if stays else traced_views.view_of_copy(func, x, args, kwargs)
         if isinstance(result, (list, tuple)):
             return type(result)(_as_view(x, part) for part in result)
         return _as_view(x, result)
@@ -66,10 +71,14 @@ def _as_view(x: BlockedTensor, result: object) -> object:
 _EAGER = (Tensor, torch.nn.Parameter)
 
 
-def _shares_bytes(x: BlockedTensor, result: object) -> bool:
-    """Whether the result of a view operator on `x`, or the first of its results, is a view of the same bytes."""
-    if isinstance(result, (list, tuple)):
-        return not result or _shares_bytes(x, result[0])
+def _is_row_major(x: BlockedTensor) -> bool:
+    """Whether the bytes lie as those of a contiguous plain tensor, so that all its views are views of them."""
+    order = [d for axis in range(x.dim()) for d in physical_dims(x, [axis])]
+    return x._physical.numel() == x.numel() and x._physical.permute(order).is_contiguous()
+
+
+def _shares_bytes(x: BlockedTensor, result: Tensor) -> bool:
+    """Whether the result of a view operator on `x` is a view of the same bytes."""
     tensors = x._physical, result._physical if isinstance(result, BlockedTensor) else result
     # Of a traced tensor the storage that counts its writes.
     first, second = (getattr(t, "elem", t).untyped_storage()._cdata for t in tensors)
