@@ -82,12 +82,7 @@ def foreach(func: OpOverload, first: object, *rest: object, **kwargs: object) ->
     answers = func(*map(laid, (first, *rest)), **{k: laid(v) for k, v in kwargs.items()})
     if not in_place:
         return [_wrapped(y, like) for y, like in zip(answers, leads, strict=True)]
-    for x in first:
-        if isinstance(x, BlockedTensor):
-            clear_padding(x._physical, x._blocking, x.shape)
-            bump_version(x)
-        elif not x.is_inference():
-            torch.autograd.graph.increment_version(x)
+    _finish_writes(first)
     return None
 
 
@@ -98,19 +93,14 @@ def step(func: OpOverload, *lists: list[Tensor], **settings: object) -> None:
     if not in_groups or not all(map(_lie_as_the_first, zip(*given, strict=True))):
         return fallback(func, *lists, **settings)
     func(*(list(map(_bytes, tensors)) for tensors in lists), **settings)
-    _clear_padding(lists[0])
+    _finish_writes(lists[0])
     return None
 
 
 def unscale(func: OpOverload, grads: list[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     """What `torch.amp.GradScaler` does to gradients, done to the physical tensors."""
     func(list(map(_bytes, grads)), found_inf, inv_scale)
-    _clear_padding(grads)
-    for x in grads:
-        if isinstance(x, BlockedTensor):
-            bump_version(x)
-        elif not x.is_inference():
-            torch.autograd.graph.increment_version(x)
+    _finish_writes(grads)
     return None
 
 
@@ -121,10 +111,14 @@ def _bytes(x: Tensor) -> Tensor:
     return x._physical.permute(sorted(range(x._physical.dim()), key=x._physical.stride, reverse=True))
 
 
-def _clear_padding(tensors: list[Tensor]) -> None:
+def _finish_writes(tensors: list[Tensor]) -> None:
+    """Zeroes the padding of what was written to and counts the writes."""
     for x in tensors:
         if isinstance(x, BlockedTensor):
             clear_padding(x._physical, x._blocking, x.shape)
+            bump_version(x)
+        elif not x.is_inference():
+            torch.autograd.graph.increment_version(x)
 
 
 def _lie_as_the_first(group: tuple[Tensor, ...]) -> bool:
