@@ -92,13 +92,6 @@ def upsample_per_channel(func: OpOverload, x: BlockedTensor, *args: object, **kw
 
 @register(aten.upsample_nearest3d.default, aten._upsample_nearest_exact3d.default)
 @in_float32()
-def upsample_nearest_volumes(
-    func: OpOverload, x: BlockedTensor, output_size: list[int], *scales: float | None
-) -> Tensor:
-    """The nearest voxel."""
-    return nearest_of_images(func, x, output_size, *scales)
-
-
 def nearest_of_images(func: OpOverload, x: BlockedTensor, output_size: list[int], *scales: float | None) -> Tensor:
     """The nearest pixel.
 
