@@ -34,7 +34,7 @@ def assert_blocked(x, tag):
 
 
 # What is left beside whole tiles, of pixels: nothing, one, as many as a narrow or a short tile, one more; alone or not.
-PIXELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20, 21, 31, 33, 36, 49, 52, 64, 65, 68, 196]
+PIXELS = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20, 21, 31, 33, 34, 36, 48, 49, 50, 52, 63, 64, 65, 68, 196]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

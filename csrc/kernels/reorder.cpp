@@ -7,6 +7,7 @@
 #include "reorder_channels.h"
 #include "reorder_interleave.h"
 #include "reorder_loops.h"
+#include "reorder_pairs.h"
 #include "reorder_pick.h"
 #include "reorder_rotate.h"
 #include "reorder_rows.h"
@@ -17,23 +18,23 @@ namespace torch_blocked {
 namespace {
 
 // With tiles of vectors of `bytes` bytes and of `tile_cols` columns, or less where there are not so many.
-template <class T, int bytes, int tile_cols, bool fetches = (sizeof(T) > 4)>
+template <class T, int bytes, int tile_cols, int fetched = (sizeof(T) > 4 ? 128 : 0)>
 void transpose_by(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), narrow_cols = std::max(2, tile_cols * size > 16 ? 16 / size : tile_cols / 2);
   if constexpr (bytes < 8 || bytes < 2 * size || tile_cols < 2)
     transpose_elements<size>(matrix);
   else if (matrix.padded_rows * size < bytes)
-    transpose_by<T, bytes / 2, std::min(tile_cols, bytes / 2 / size), fetches>(matrix, traffic);
+    transpose_by<T, bytes / 2, std::min(tile_cols, bytes / 2 / size), fetched>(matrix, traffic);
   else if (matrix.cols < tile_cols)
-    transpose_by<T, bytes, tile_cols / 2, fetches>(matrix, traffic);
+    transpose_by<T, bytes, tile_cols / 2, fetched>(matrix, traffic);
   else {
-    using Tile = ToWideRows<T, bytes, tile_cols, fetches>;
+    using Tile = ToWideRows<T, bytes, tile_cols, fetched>;
     // Of elements of a byte or two the first would write pieces of less than 16 bytes.
     constexpr int half_bytes = std::max(bytes / 2, tile_cols * size);
     using Short = std::conditional_t<(size >= 4), FromWideRows<T, tile_cols * size, std::min(4, tile_cols), false>,
                                      ToWideRows<T, half_bytes, tile_cols>>;
     constexpr bool has_short = tile_cols * size >= 16 && Short::rows < Tile::rows;
-    transpose_tiles<Tile, ToWideRows<T, bytes, narrow_cols, fetches>, std::conditional_t<has_short, Short, Tile>>(
+    transpose_tiles<Tile, ToWideRows<T, bytes, narrow_cols, fetched>, std::conditional_t<has_short, Short, Tile>>(
         matrix, traffic);
   }
 }
@@ -159,10 +160,12 @@ bool transpose_shared_lines([[maybe_unused]] const Matrix& matrix, [[maybe_unuse
     const int64_t dst_bytes = matrix.padded_rows * size;
     if (traffic.stream || !is_behind_mesh() || matrix.dst_rows.stride != dst_bytes || dst_bytes % line == 0)
       return false;
+    if constexpr (size == 2)
+      if (transpose_planes<T>(matrix)) return true;
     if constexpr (size == 1)  // few planes have as many pixels as a vector has bytes
       return is_aliased(matrix.src_rows, matrix.rows) && transpose_overlapping<ToWideRows<T, 32, 32>, line>(matrix);
     else
-      transpose_by<T, line, line / size, true>(matrix, traffic);
+      transpose_by<T, line, line / size, 128>(matrix, traffic);
     return true;
   }
   return false;
@@ -197,9 +200,11 @@ struct AliasedTiles {
   using FewOfSrc = std::conditional_t<(size > 4) || whole_lines, OfSrc, FromWideRows<T, 32, 8, false>>;
   using OfDst = std::conditional_t<whole_lines, ToWideRows<T, 64, 16>, Short>;
   using FewOfDst = ToWideRows<T, vector_bytes, size == 1 ? 8 : size == 2 ? vector_bytes / 8 : 4>;
-  // Behind a mesh words are fetched ahead, in longer pieces.
+  // Behind a mesh dst is fetched ahead: words in longer pieces, halves where the next tile writes.
   static constexpr auto few_of_dst_behind_mesh =
-      size == 4 ? transpose_pieces<ToWideRows<T, vector_bytes, 4, true>, 1024> : transpose_pieces<FewOfDst>;
+      size == 4   ? transpose_pieces<ToWideRows<T, vector_bytes, 4, 128>, 1024>
+      : size == 2 ? transpose_pieces<ToWideRows<T, vector_bytes, vector_bytes / 8, vector_bytes>, 640>
+                  : transpose_pieces<FewOfDst>;
 };
 
 // Of src or of dst some lines of a few rows are moved at a time. False where no rows push each other out or both those
@@ -239,8 +244,8 @@ bool transpose_squares(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T);
   if constexpr (size <= 4 || vector_bytes == 64) {
     constexpr int cols = std::min(vector_bytes / 2, vector_bytes / size);
-    const auto move = is_behind_mesh() ? transpose_by_squares<ToWideRows<T, vector_bytes, cols, true>>
-                                       : transpose_by_squares<ToWideRows<T, vector_bytes, cols, false>>;
+    const auto move = is_behind_mesh() ? transpose_by_squares<ToWideRows<T, vector_bytes, cols, 128>>
+                                       : transpose_by_squares<ToWideRows<T, vector_bytes, cols, 0>>;
     return !traffic.stream && move(matrix);
   }
   return false;

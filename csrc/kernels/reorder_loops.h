@@ -295,21 +295,34 @@ void transpose_wide(const Matrix& matrix, Traffic) {
   }
 }
 
+template <class Tile>
+constexpr bool can_run_last = requires(char* p, EvenRows rows) { Tile::run_last(p, rows, p, rows); };
+
 // The last tile of a row or a column overlaps the one before it. `run` columns at a time, along their src rows; of one
-// tile they are no loop, which is why its first round has no test of `cols`. By numbers, which stay in registers.
+// tile they are no loop, which is why its first round has no test of `cols`. One column that is left, as planes of odd
+// sides leave, is moved alone: dst rows are not written twice. By numbers, which stay in registers.
 template <class Tile, int64_t run>
 [[gnu::noinline]] void move_overlapping_tiles(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
                                               int64_t dst_stride, int64_t next_in_dst, int64_t rows, int64_t cols,
                                               int64_t count) {
   constexpr int64_t size = Tile::element_size;
-  for (; count > 0; count--, src += next_in_src, dst += next_in_dst)
-    for (int64_t begin = 0; begin < cols; begin += run)
+  const bool is_one_left = can_run_last<Tile> && cols % Tile::cols == 1;
+  const int64_t tiled = cols - is_one_left, last_col = cols - Tile::cols;
+  for (; count > 0; count--, src += next_in_src, dst += next_in_dst) {
+    for (int64_t begin = 0; begin < tiled; begin += run)
       for (int64_t r = 0; r < rows; r += Tile::rows)
-        for (int64_t c = begin; c < begin + run && (c == begin || c < cols); c += Tile::cols) {
-          const int64_t row = std::min(r, rows - Tile::rows), col = std::min(c, cols - Tile::cols);
+        for (int64_t c = begin; c < begin + run && (c == begin || c < tiled); c += Tile::cols) {
+          const int64_t row = std::min(r, rows - Tile::rows), col = std::min(c, last_col);
           Tile::template run<false>(src + row * src_stride + col * size, EvenRows{src_stride},
                                     dst + col * dst_stride + row * size, EvenRows{dst_stride});
         }
+    if constexpr (can_run_last<Tile>)
+      for (int64_t r = 0; is_one_left && r < rows; r += Tile::rows) {
+        const int64_t row = std::min(r, rows - Tile::rows);
+        Tile::run_last(src + row * src_stride + last_col * size, EvenRows{src_stride},
+                       dst + last_col * dst_stride + row * size, EvenRows{dst_stride});
+      }
+  }
 }
 
 // False where the matrix has not a tile's rows or columns, or they are not even.

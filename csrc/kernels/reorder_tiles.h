@@ -8,10 +8,10 @@ namespace torch_blocked {
 namespace {
 
 // Writes whole vectors of dst: `cols` src columns of as many src rows as a vector has elements. So short pieces of src
-// are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles. Where it
-// `fetches`, it asks for dst ahead: of wide elements, whose shuffles leave the time, and not in an order of tiles that
-// the CPU's own prefetch follows.
-template <class T, int bytes, int cols_, bool fetches = (sizeof(T) > 4)>
+// are all that it needs, and the fewer columns, the more of the work is done by loads and not by shuffles. With
+// `fetched` bytes it asks for dst so far ahead: of wide elements, whose shuffles leave the time, and not in an order of
+// tiles that the CPU's own prefetch follows.
+template <class T, int bytes, int cols_, int fetched = (sizeof(T) > 4 ? 128 : 0)>
 struct ToWideRows {
   using Element = T;
   using Registers = Tile<T, bytes, cols_>;
@@ -41,10 +41,16 @@ struct ToWideRows {
     const Registers tile = columns(src, src_rows);
 #pragma GCC unroll 32
     for (int c = 0; c < cols; c++)
-      if constexpr (fetches)
-        store_and_fetch<stream>(dst + dst_rows[c], tile.row[c]);
+      if constexpr (fetched > 0)
+        store_and_fetch<stream, fetched>(dst + dst_rows[c], tile.row[c]);
       else
         store<stream>(dst + dst_rows[c], tile.row[c]);
+  }
+
+  // The last column alone.
+  template <class SrcRows, class DstRows>
+  [[gnu::always_inline]] static void run_last(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
+    store<false>(dst + dst_rows[cols - 1], columns(src, src_rows).row[cols - 1]);
   }
 };
 
@@ -243,14 +249,24 @@ struct OneColumn {
   }
 };
 
+// Some elements are read at once: one at a time the compiler makes vectors of them, to take them apart in memory.
 template <class T, int cols_>
 struct OneRow {
   static constexpr int element_size = sizeof(T), rows = 1, cols = cols_;
+  using Some = std::conditional_t<(element_size < 8 && cols * element_size % 8 == 0), uint64_t, T>;
+  static constexpr int some = sizeof(Some) / element_size;
 
   template <bool stream, class SrcRows, class DstRows>
   [[gnu::always_inline]] static void run(const char* src, SrcRows src_rows, char* dst, DstRows dst_rows) {
 #pragma GCC unroll 64
-    for (int c = 0; c < cols; c++) std::memcpy(dst + dst_rows[c], src + src_rows[0] + c * element_size, element_size);
+    for (int c = 0; c < cols; c += some) {
+      auto elements = load<Some>(src + src_rows[0] + c * element_size);
+#pragma GCC unroll 8
+      for (int i = 0; i < some; i++) {
+        std::memcpy(dst + dst_rows[c + i], &elements, element_size);
+        if constexpr (some > 1) elements >>= 8 * element_size;
+      }
+    }
   }
 };
 

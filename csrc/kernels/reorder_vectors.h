@@ -90,11 +90,11 @@ template <int bytes, bool stream, int first = 0>
   for (int i = first; i < bytes; i += part) store<stream>(dst + i, Vector<part>{});
 }
 
-// The same as `store`, and within the caches the line two farther is fetched, which is written soon: stores wait for
-// their lines one after the other, and what lies in two lines for both.
-template <bool stream, class Row>
+// The same as `store`, and within the caches the line so many bytes farther is fetched, which is written soon: stores
+// wait for their lines one after the other, and what lies in two lines for both.
+template <bool stream, int ahead = 128, class Row>
 inline void store_and_fetch(char* dst, const Row& row) {
-  if constexpr (!stream) __builtin_prefetch(dst + 128, 1);
+  if constexpr (!stream) __builtin_prefetch(dst + ahead, 1);
   store<stream>(dst, row);
 }
 
@@ -256,6 +256,40 @@ template <int i, class Row, class Part>
     return std::bit_cast<Row>(_mm256_inserti128_si256(std::bit_cast<__m256i>(row), std::bit_cast<__m128i>(part), i));
 }
 #endif
+
+// The i-th piece of a vector. By intrinsics: the compiler takes it from memory, to which it writes the vector first.
+template <int bytes, int i, class Row>
+[[gnu::always_inline]] inline auto piece(Row row) {
+  if constexpr (sizeof(Row) == bytes) {
+    return row;
+#if defined(CPU_CAPABILITY_AVX512)
+  } else if constexpr (sizeof(Row) == 64 && bytes == 32) {
+    const auto all = std::bit_cast<__m512i>(row);
+    return i == 0 ? _mm512_castsi512_si256(all) : _mm512_extracti64x4_epi64(all, i);
+  } else if constexpr (sizeof(Row) == 64 && bytes == 16) {
+    const auto all = std::bit_cast<__m512i>(row);
+    return i == 0 ? _mm512_castsi512_si128(all) : _mm512_extracti32x4_epi32(all, i);
+#endif
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
+  } else if constexpr (sizeof(Row) == 32 && bytes == 16) {
+    const auto all = std::bit_cast<__m256i>(row);
+    return i == 0 ? _mm256_castsi256_si128(all) : _mm256_extracti128_si256(all, i);
+#endif
+  } else if constexpr (sizeof(Row) > 16) {
+    return piece<bytes, i % (16 / bytes)>(piece<16, i / (16 / bytes)>(row));
+  } else {
+    using Piece = std::conditional_t<bytes == 8, int64_t, std::conditional_t<bytes == 4, int32_t, int16_t>>;
+    return std::bit_cast<Vector<16, Piece>>(row)[i];
+  }
+}
+
+// Moves a pointer from row to row, in one register: the compiler would find each row from the first one, by more
+// distances than it has registers for.
+template <class Byte>
+[[gnu::always_inline]] inline void advance(Byte*& row, int64_t stride) {
+  row += stride;
+  asm("" : "+r"(row));
+}
 
 // A vector of such parts, or of pieces of several: each begins with the row that is `part` farther.
 template <class T, int part, int bytes, int piece, class Rows>
