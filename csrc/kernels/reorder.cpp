@@ -130,6 +130,22 @@ bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
+// Blocks that follow each other, of one part of a vector or a few, to small planes. A part of each of a vector's rows
+// is loaded to its place and not shuffled there, for which a block has to be in the first cache. False where they are
+// others.
+template <class T, int block>
+bool transpose_parts(const Matrix& matrix, Traffic traffic) {
+  constexpr int size = sizeof(T), cols = 16 / size, bytes = std::min(64, 32 * size);  // of no more rows than a plane
+  if constexpr (vector_bytes == 64 && size <= 4 && block >= cols) {
+    if (traffic.stream || !is_behind_mesh() || matrix.cols != block) return false;
+    if (matrix.src_rows.stride != block * size) return false;
+    using Tile = ToWideRows<T, bytes, cols, 128>;
+    using HalfTile = ToWideRows<T, bytes / 2, cols, 128>;
+    return transpose_to_planes<Tile, HalfTile, block * size>(matrix);
+  }
+  return false;
+}
+
 // Blocks of few pixels that follow each other, to rows of as few: weights of depthwise convolutions. False where they
 // are others.
 template <class T, int block>
@@ -161,7 +177,7 @@ bool transpose_shared_lines([[maybe_unused]] const Matrix& matrix, [[maybe_unuse
     if (traffic.stream || !is_behind_mesh() || matrix.dst_rows.stride != dst_bytes || dst_bytes % line == 0)
       return false;
     if constexpr (size == 2)
-      if (transpose_planes<T>(matrix)) return true;
+      if (transpose_to_planes<PairedRows<T, 32, 0>, PairedRows<T, 16, 31 * line>>(matrix)) return true;
     if constexpr (size == 1)  // few planes have as many pixels as a vector has bytes
       return is_aliased(matrix.src_rows, matrix.rows) && transpose_overlapping<ToWideRows<T, 32, 32>, line>(matrix);
     else
@@ -177,13 +193,16 @@ bool transpose_pieces(const Matrix& matrix) {
   constexpr int64_t size = Tile::element_size, some = bytes / size;
   if (matrix.rows != matrix.padded_rows) return false;
   const int64_t pieces = std::max<int64_t>(1, matrix.rows / some);
+  const auto move = are_planes<size>(matrix.src_rows, matrix.cols)
+                        ? transpose_overlapping<Tile, Tile::cols, plane * size>
+                        : transpose_overlapping<Tile>;
   for (int64_t i = 0; i < pieces; i++) {
     const int64_t begin = i * some, end = i + 1 < pieces ? begin + some : matrix.rows;
     Matrix piece = matrix;
     piece.src_rows = matrix.src_rows.from(begin);
     piece.dst += begin * size;
     piece.rows = piece.padded_rows = end - begin;
-    if (!transpose_overlapping<Tile>(piece)) return false;
+    if (!move(piece)) return false;
   }
   return true;
 }
@@ -270,6 +289,8 @@ void transpose(const Matrix& matrix, Traffic traffic) {
   if (transpose_rotated<T, 5, 7, 9>(matrix, traffic)) return;
   if (transpose_few_rows<T, 16>(matrix, traffic)) return;
   if (transpose_few_rows<T, 8>(matrix, traffic)) return;
+  if (transpose_parts<T, 16>(matrix, traffic)) return;
+  if (transpose_parts<T, 8>(matrix, traffic)) return;
   if (transpose_permuted<T, 16>(matrix, traffic)) return;
   if (transpose_permuted<T, 8>(matrix, traffic)) return;
   if (transpose_dense<T, 8>(matrix, traffic)) return;

@@ -57,8 +57,7 @@ struct Interleaved {
   [[gnu::always_inline]] static void split(Row row, char* dst, int64_t stride) {
     row = transpose_parts<part / group, group>(row);
     const Units units = transpose_units<parts, group>(std::bit_cast<Units>(row), every_unit);
-    for (int g = 0; g < group; g++)
-      std::memcpy(dst + g * stride, reinterpret_cast<const char*>(&units) + g * piece_bytes, piece_bytes);
+    for (int g = 0; g < group; g++) store_piece<piece_bytes>(dst + g * stride, units, g);
   }
 };
 

@@ -301,11 +301,12 @@ constexpr bool can_run_last = requires(char* p, EvenRows rows) { Tile::run_last(
 // The last tile of a row or a column overlaps the one before it. `run` columns at a time, along their src rows; of one
 // tile they are no loop, which is why its first round has no test of `cols`. One column that is left, as planes of odd
 // sides leave, is moved alone: dst rows are not written twice. By numbers, which stay in registers.
-template <class Tile, int64_t run>
+template <class Tile, int64_t run, int64_t src_step>
 [[gnu::noinline]] void move_overlapping_tiles(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
                                               int64_t dst_stride, int64_t next_in_dst, int64_t rows, int64_t cols,
                                               int64_t count) {
   constexpr int64_t size = Tile::element_size;
+  if constexpr (src_step > 0) src_stride = src_step;
   const bool is_one_left = can_run_last<Tile> && cols % Tile::cols == 1;
   const int64_t tiled = cols - is_one_left, last_col = cols - Tile::cols;
   for (; count > 0; count--, src += next_in_src, dst += next_in_dst) {
@@ -326,12 +327,62 @@ template <class Tile, int64_t run>
 }
 
 // False where the matrix has not a tile's rows or columns, or they are not even.
-template <class Tile, int64_t run = Tile::cols>
+template <class Tile, int64_t run = Tile::cols, int64_t src_step = 0>
 bool transpose_overlapping(const Matrix& matrix) {
   const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
   if (rows != padded_rows || rows < Tile::rows || cols < Tile::cols || !are_even(matrix)) return false;
-  move_overlapping_tiles<Tile, run>(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0],
-                                    dst_rows.stride, next_in_dst, rows, cols, count);
+  move_overlapping_tiles<Tile, run, src_step>(src + src_rows.each[0], src_rows.stride, next_in_src,
+                                              dst + dst_rows.each[0], dst_rows.stride, next_in_dst, rows, cols, count);
+  return true;
+}
+
+// Planes of 7 x 7 pixels, which most networks end with: by distances that are known when this is compiled.
+constexpr int64_t plane = 49;
+
+template <int size>
+bool are_planes(const RowOffsets& rows, int64_t pixels) {
+  return pixels == plane && rows.stride == plane * size;
+}
+
+// A tile's columns to as many planes. What whole tiles leave is moved by another, which overlaps the last, or where
+// little is left by half a one, and one row alone: 32 rows, 16 and one.
+template <class Tile, class HalfTile>
+[[gnu::always_inline]] inline void move_planes(const char* src, int64_t src_stride, char* dst) {
+  static_assert(Tile::rows <= plane);
+  constexpr int64_t size = Tile::element_size, left = plane % Tile::rows, whole = plane - left;
+  const auto move = [=]<class Some>(Some, int64_t row) __attribute__((always_inline)) {
+    Some::template run<false>(src + row * src_stride, EvenRows{src_stride}, dst + row * size, EvenRows{plane * size});
+  };
+  for (int64_t r = 0; r < whole; r += Tile::rows) move(Tile(), r);
+  if constexpr (left > HalfTile::rows + 1)
+    move(Tile(), plane - Tile::rows);
+  else if constexpr (left > 1)
+    move(HalfTile(), std::min<int64_t>(whole, plane - HalfTile::rows));
+  if constexpr (left == 1 || left == HalfTile::rows + 1) move(OneRow<typename Tile::Element, Tile::cols>(), plane - 1);
+}
+
+// Src rows are `src_step` bytes apart, where that is not 0. The last columns overlap those before. By numbers, which
+// stay in registers.
+template <class Tile, class HalfTile, int64_t src_step>
+[[gnu::noinline]] void move_planes(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
+                                   int64_t next_in_dst, int64_t cols, int64_t count) {
+  constexpr int64_t size = Tile::element_size;
+  if constexpr (src_step > 0) src_stride = src_step;
+  for (; count > 0; count--, src += next_in_src, dst += next_in_dst)
+    for (int64_t c = 0; c < cols; c += Tile::cols) {
+      const int64_t col = std::min(c, cols - Tile::cols);
+      move_planes<Tile, HalfTile>(src + col * size, src_stride, dst + col * plane * size);
+    }
+}
+
+// False where dst has no such planes, or less than a tile's, or src rows are not even.
+template <class Tile, class HalfTile, int64_t src_step = 0>
+bool transpose_to_planes(const Matrix& matrix) {
+  const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+  if (rows != padded_rows || cols < Tile::cols || !are_even(matrix)) return false;
+  if (!are_planes<Tile::element_size>(dst_rows, rows)) return false;
+  move_planes<Tile, HalfTile, src_step>(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0],
+                                        next_in_dst, cols, count);
   return true;
 }
 

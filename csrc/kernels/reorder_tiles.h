@@ -108,7 +108,7 @@ struct FromWideRows {
         if constexpr (dense)
           store_and_fetch<stream>(dst + half[0] + col_of_half * piece, tile.row[r]);
         else
-          std::memcpy(dst + half[col_of_half], reinterpret_cast<const char*>(&tile.row[r]) + i * piece, piece);
+          store_piece<piece>(dst + half[col_of_half], tile.row[r], i);
       }
   }
 

@@ -257,30 +257,17 @@ template <int i, class Row, class Part>
 }
 #endif
 
-// The i-th piece of a vector. By intrinsics: the compiler takes it from memory, to which it writes the vector first.
-template <int bytes, int i, class Row>
-[[gnu::always_inline]] inline auto piece(Row row) {
-  if constexpr (sizeof(Row) == bytes) {
-    return row;
+// Stores the i-th piece of a vector. Halves of a wide one by intrinsics: GCC would take them from memory, to which it
+// writes the vector first.
+template <int bytes, class Row>
+[[gnu::always_inline]] inline void store_piece(char* dst, const Row& row, int i) {
 #if defined(CPU_CAPABILITY_AVX512)
-  } else if constexpr (sizeof(Row) == 64 && bytes == 32) {
+  if constexpr (sizeof(Row) == 64 && bytes == 32) {
     const auto all = std::bit_cast<__m512i>(row);
-    return i == 0 ? _mm512_castsi512_si256(all) : _mm512_extracti64x4_epi64(all, i);
-  } else if constexpr (sizeof(Row) == 64 && bytes == 16) {
-    const auto all = std::bit_cast<__m512i>(row);
-    return i == 0 ? _mm512_castsi512_si128(all) : _mm512_extracti32x4_epi32(all, i);
-#endif
-#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
-  } else if constexpr (sizeof(Row) == 32 && bytes == 16) {
-    const auto all = std::bit_cast<__m256i>(row);
-    return i == 0 ? _mm256_castsi256_si128(all) : _mm256_extracti128_si256(all, i);
-#endif
-  } else if constexpr (sizeof(Row) > 16) {
-    return piece<bytes, i % (16 / bytes)>(piece<16, i / (16 / bytes)>(row));
-  } else {
-    using Piece = std::conditional_t<bytes == 8, int64_t, std::conditional_t<bytes == 4, int32_t, int16_t>>;
-    return std::bit_cast<Vector<16, Piece>>(row)[i];
+    return store<false>(dst, i == 0 ? _mm512_castsi512_si256(all) : _mm512_extracti64x4_epi64(all, 1));
   }
+#endif
+  std::memcpy(dst, reinterpret_cast<const char*>(&row) + i * bytes, bytes);
 }
 
 // Moves a pointer from row to row, in one register: the compiler would find each row from the first one, by more
