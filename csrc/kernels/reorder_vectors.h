@@ -278,7 +278,8 @@ template <class Byte>
   asm("" : "+r"(row));
 }
 
-// A vector of such parts, or of pieces of several: each begins with the row that is `part` farther.
+// A vector of such parts, or of pieces of several: each begins with the row that is `part` farther. By halves, of which
+// none waits for the other.
 template <class T, int part, int bytes, int piece, class Rows>
 [[gnu::always_inline]] inline auto gather(const char* src, Rows src_rows) {
   typedef T Row __attribute__((vector_size(bytes)));
@@ -288,13 +289,10 @@ template <class T, int part, int bytes, int piece, class Rows>
   else if constexpr (bytes <= part_bytes)
     return gather_part<T, bytes, piece>(src, src_rows);
   else {
-    const auto part_from = [&](int i) { return gather<T, part, part_bytes, piece>(src, src_rows + i * part); };
-    Row row = widen<Row>(part_from(0));
-    const auto insert_others = [&]<int... i>(std::integer_sequence<int, i...>) {
-      ((row = insert<i + 1>(row, part_from(i + 1))), ...);
-    };
-    insert_others(std::make_integer_sequence<int, bytes / part_bytes - 1>());
-    return row;
+    constexpr int half = bytes / 2;
+    const auto first = gather<T, part, half, piece>(src, src_rows);
+    const auto second = gather<T, part, half, piece>(src, src_rows + half / part_bytes * part);
+    return insert<1>(widen<Row>(first), second);
   }
 }
 
