@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import pytest
@@ -18,6 +19,7 @@ from kernel_cases import (
     weight_gradient,
     weight_gradient_problem,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_blocked as tb
 from torch_blocked import equivalents, library
@@ -345,3 +347,41 @@ def test_gradient_of_a_plain_factor_in_a_compiled_model(size):
         for name, p in model.named_parameters():
             assert type(p.grad) is torch.Tensor
             torch.testing.assert_close(p.grad, expected[name], rtol=1e-4, atol=1e-4)
+
+
+class AnyMode(TorchDispatchMode):
+    """Its operators take Python's way."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+# What two leaves get one gradient through, and whether it is one tensor of both or two of the same bytes.
+SHARED_GRADIENTS = {
+    "sum": lambda a, b, c: (a + b) * c,
+    "permutations": lambda a, b, c: (a.transpose(0, 1) + b.transpose(0, 1)) * c,
+    "one permuted": lambda a, b, c: (a.transpose(0, 1) + b) * c,
+    "views": lambda a, b, c: (a.view_as(a) + b.view_as(b)) * c,
+    "a view more": lambda a, b, c: (a.unsqueeze(0) + b.unsqueeze(0)).squeeze(0) * c,
+    "halves": lambda a, b, c: torch.cat([a, b]) * torch.cat([c, c]),
+}
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, AnyMode], ids=["", "dispatch mode"])
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("channels", [16, 20])
+@pytest.mark.parametrize("function", SHARED_GRADIENTS.values(), ids=SHARED_GRADIENTS)
+def test_gradients_share_no_bytes(function, channels, create_graph, mode):
+    values = torch.randn(3, channels, channels, 3, 3)
+    fmt = weight_format(values[0].shape, 8)
+
+    a, b, c = (value.to(fmt) for value in values)
+    a.requires_grad_(), b.requires_grad_()
+    for _ in range(2):  # the second is added to the first
+        with mode():
+            function(a, b, c).sum().backward(create_graph=create_graph)
+    a_, b_, c_ = (value.clone().requires_grad_() for value in values)
+    expected = torch.autograd.grad(function(a_, b_, c_).sum(), (a_, b_))
+    for actual, once in zip((a.grad, b.grad), expected, strict=True):
+        assert isinstance(actual, tb.BlockedTensor) or channels % 8
+        assert_same(actual.detach(), 2 * once)

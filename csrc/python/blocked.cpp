@@ -1,6 +1,7 @@
 #include "blocked.h"
 
 #include <ATen/MapAllocator.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <atomic>
@@ -84,6 +85,12 @@ c10::SmallVector<int64_t, 8> blocks_of(pybind11::handle blocking) {
 void share_version(const at::Tensor& tensor, const at::Tensor& other) {
   if (!tensor.is_inference() && !other.is_inference())
     tensor.unsafeGetTensorImpl()->set_version_counter(other.unsafeGetTensorImpl()->version_counter());
+}
+
+bool is_taken_from_another(const at::Tensor& physical) {
+  const auto node = torch::autograd::get_current_node();
+  const bool is_gradient = node && dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+  return is_gradient && physical.storage().use_count() > 1;
 }
 
 pybind11::object wrapped(const at::Tensor& tensor, PyTypeObject* type) {

@@ -79,6 +79,10 @@ pybind11::object wrapped(const at::Tensor& tensor, PyTypeObject* type = nullptr)
 // `tensor` counts its versions together with `other`: a write to either is a write to both.
 void share_version(const at::Tensor& tensor, const at::Tensor& other);
 
+// Whether the autograd engine takes a tensor of these bytes as the gradient of a leaf, which later ones are added to in
+// place, though another has them too, as two permutations of one have. Plain ones, whose strides differ, it copies.
+bool is_taken_from_another(const at::Tensor& physical);
+
 // Makes a wrapper subclass one of `physical`. It has a storage without bytes, and code that does not know uses address
 // 0: from here on it has none, and what asks for the bytes gets an error. (Only the storage's data removed, the
 // profiler would get one at every operator: it looks at the address of what has a storage.) Its versions are the

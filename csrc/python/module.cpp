@@ -29,6 +29,7 @@ PYBIND11_MODULE(_python, m) {
   m.def("wrap", &wrap);
   m.def("set_physical", &set_physical);
   m.def("share_version", &share_version);
+  m.def("is_taken_from_another", &is_taken_from_another);
   m.def("set_size", &set_size);
   m.def("weight_reorders", &weight_reorders);
   m.def("finish", &finish);

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from torch_blocked import reorder
+from torch_blocked import _python, reorder
 from torch_blocked.dispatch.fallback import assign, bump_version, fallback, run_plain
 from torch_blocked.dispatch.physical import broadcasts_to, clear_padding, operand
 from torch_blocked.dispatch.registry import register
@@ -23,7 +25,9 @@ def _wants_plain(memory_format: torch.memory_format | None) -> bool:
 @register(aten.detach.default, aten.alias.default)
 def view_of_all(func: OpOverload, x: BlockedTensor) -> BlockedTensor:
     """The same bytes under a new tensor."""
-    return BlockedTensor(func(x._physical), x._blocking, x.shape)
+    physical = x._physical
+    copied = type(physical) is Tensor and _python.is_taken_from_another(physical)
+    return BlockedTensor(physical.clone() if copied else func(physical), x._blocking, x.shape)
 
 
 @register(aten.clone.default)
@@ -102,11 +106,23 @@ def native_dropout(func: OpOverload, x: BlockedTensor, p: float, train: bool | N
     aten.new_zeros.default,
     aten.new_ones.default,
     aten.new_full.default,
-    aten.new_empty_strided.default,
 )
 def new_plain(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> Tensor:
     """`x.new_...(size)`: another size, so nothing of the format carries over; plain."""
     return func(torch.empty(0, dtype=x.dtype, device=x.device), *args, **kwargs)
+
+
+@register(aten.new_empty_strided.default)
+def new_empty_strided(
+    func: OpOverload, x: BlockedTensor, size: Sequence[int], stride: Sequence[int], **kwargs: object
+) -> Tensor:
+    """Plain, with those strides; of the autograd engine, which copies x to it for a leaf's gradient, x's format."""
+    node = torch._C._current_autograd_node()
+    is_gradient = node is not None and node.name() == "torch::autograd::AccumulateGrad"
+    dtype, device = kwargs.get("dtype"), kwargs.get("device")
+    if is_gradient and device in (None, x.device) and (x.shape, x.stride()) == (torch.Size(size), tuple(stride)):
+        return BlockedTensor(torch.empty_like(x._physical, dtype=dtype), x._blocking, x.shape)
+    return new_plain(func, x, size, stride, **kwargs)
 
 
 @register(aten.zero_.default)

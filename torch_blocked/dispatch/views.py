@@ -50,6 +50,9 @@ def as_views(handler: Handler) -> Handler:
 def _as_view(x: BlockedTensor, result: object) -> object:
     base = x._physical
     if isinstance(result, BlockedTensor):
+        if result._physical is base and torch._C._current_graph_task_id() != -1:
+            # Of a gradient it is asked whether another has its bytes.
+            result = BlockedTensor(base.detach(), result._blocking, result.shape)
         if result._physical is not base:
             _python.share_version(result._physical, base)
             _python.share_version(result, base)
