@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
@@ -106,3 +107,20 @@ def test_a_blocked_checkpoint_goes_through_a_file():
     torch.save(Tied().to(tb.blocked).state_dict(), file)
     file.seek(0)
     assert not any(Tied().load_state_dict(torch.load(file), strict=True))
+
+
+class Computed(Mapping):
+    """Makes its tensors when they are asked for."""
+
+    def __getitem__(self, key):
+        return torch.full((2,), float(key))
+
+    def __iter__(self):
+        return iter(range(8))
+
+    def __len__(self):
+        return 8
+
+
+def test_tensors_that_are_made_when_asked_for():
+    assert [int(x[0]) for x in tb.dense_state_dict(Computed()).values()] == list(range(8))

@@ -276,3 +276,19 @@ def test_blocked_arguments_and_answers(returned, graphs):
         assert_close(actual, expected)
         actual.zero_()
         assert not any(torch.equal(a, actual) for a in got if a is not actual)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_convolution_out_of_what_it_writes(n):
+    """Src may be other blocks of dst, as in a concatenation, but none that are written; and a write is counted."""
+    dst, weight = torch.randn(n, 3, 12, 12, 8), torch.randn(16, 8, 3, 3)
+    given = [[1, 8], weight, list(weight.shape), [], None, [1, 1], [1, 1], [1, 1], 1, 8]
+    for block in (1, 2):
+        with pytest.raises(RuntimeError, match=r"single memory location|part of what is written"):
+            library.convolution_out_op(dst, 1, dst[:, block : block + 1], *given)
+    src, version = dst[:, :1].clone(), dst._version
+    library.convolution_out_op(dst, 1, dst[:, :1], *given)
+    assert dst._version == version + 1
+    assert torch.equal(dst[:, 1:], library.convolution_op(src, *given)) and torch.equal(dst[:, :1], src)
+    batches = torch.randn(2 * n, 2, 12, 12, 8)  # images of their own
+    library.convolution_out_op(batches[:n], 0, batches[n:, :1], *given)

@@ -13,6 +13,7 @@ from conftest import assert_same
 from dispatch_cases import SRC_VIEWS, cases, check, check_error, each_channels, falls_back, image, integers, native
 
 import torch_blocked as tb
+from torch_blocked import library
 from torch_blocked.benchmark.measure import num_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -237,3 +238,14 @@ def test_convolution_keeps_nonfinite_values_out_of_the_padding(isa, value, kerne
         weight = integers(oc, 17 // groups, kernel, kernel).abs() + 1
         for src, wei in ((x, weight.to(tb.blocked)), (x.to(tb.blocked), weight), (x.to(tb.nChw8c), weight)):
             check(lambda x, w, g=groups: F.conv2d(x, w, groups=g), src, wei)
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_src_that_is_all_padding(size, dtype):
+    weight, bias = torch.randn(8, 4, 1, 1, dtype=dtype), torch.randn(8, dtype=dtype)
+    for block in library.kernel_blocks():
+        src = torch.empty(1, 1, *size, block, dtype=dtype)
+        y = library.convolution_op(src, [1, block], weight, [8, 4, 1, 1], [], bias, [1, 1], [1, 1], [1, 1], 1, block)
+        assert y.shape == (1, 1, size[0] + 2, size[1] + 2, block)
+        assert bool((y[..., :8] == bias).all()) and not y[..., 8:].any()

@@ -344,3 +344,21 @@ def test_a_fallback_leaves_nothing_behind():
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_settings_are_entered_again():
+    """One object, twice: the second time as the first."""
+    x = torch.randn(2, 16, 3, 3).to(tb.nChw16c)
+    errors, never, direct = tb.fallback("error"), tb.fuse("never"), tb.winograd("always")
+    for setting in (direct, never, errors):
+        setting.__exit__()
+    for _ in range(2):
+        with errors, pytest.raises(RuntimeError, match="fallbacks are errors"):
+            torch.cummax(x, 1)
+        with tb.fallback("allow"):
+            torch.cummax(x, 1)
+        for setting, mode in ((never, "never"), (direct, ("always", None))):
+            before = setting._now
+            with setting:
+                assert setting._now == mode
+            assert setting._now == before

@@ -345,3 +345,8 @@ def test_added_ones_can_be_dropped_again(layout, data):
     # A 1 beside a thin axis cannot be told from it: then adding it may rename the thin axis.
     assume(not any(n == 1 != padded for n, padded in zip(dims, desc.padded_dims, strict=True)))
     assert desc.reshape(ones).reshape(dims) == desc
+
+
+def test_strides_of_no_elements_stay_numbers_of_64_bits():
+    with pytest.raises(ValueError, match="a stride would be beyond"):
+        MemoryDesc((2, 0), f32, (2**63 - 1, 1)).reshape((1, 2, 0))

@@ -241,3 +241,16 @@ def test_kept_weights_serve_each_block():
     with tb.winograd("f4"), torch.no_grad():
         for fmt in (tb.nChw16c, tb.nChw8c, tb.nChw16c):
             torch.testing.assert_close(model(x.to(fmt)).to_dense(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_one_tensor_read_as_of_two_formats():
+    """Its packed weights are those of the format that it is given in."""
+    x, weight = torch.randn(1, 8, 14, 14, 8), torch.randn(8, 8, 3, 3, 8, 8)
+
+    def run(weight, blocking):
+        return library.convolution_op(x, [1, 8], weight, [64, 64, 3, 3], blocking, None, *[[1, 1]] * 3, 1, 8)
+
+    for mode in ("f2", "f4"):
+        with tb.winograd(mode):
+            for blocking in ([1, 8, 0, 8], [0, 8, 1, 8]):
+                assert torch.equal(run(weight, blocking), run(weight.clone(), blocking))

@@ -136,3 +136,32 @@ def test_data_takes_tensors_only(x):
     for bad in (3, None, np.zeros(3)):
         with pytest.raises(TypeError):
             x.to(tb.nChw16c).data = bad
+
+
+@pytest.mark.parametrize("target", [{"memory_format": torch.channels_last}, {"memory_format": tb.nchw}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_model_with_gradients_becomes_plain_and_of_another_dtype(dtype, target):
+    model = nn.Conv2d(16, 16, 3).to(tb.blocked)
+    model(torch.randn(1, 16, 5, 5)).sum().backward()
+    expected = {name: (p.detach().to_dense(), p.grad.to_dense()) for name, p in model.named_parameters()}
+    model.to(dtype, **target)
+    for name, p in model.named_parameters():
+        assert type(p) is nn.Parameter and p.dtype == p.grad.dtype == dtype
+        assert_same(p.detach(), expected[name][0].to(dtype))
+        assert_same(p.grad, expected[name][1].to(dtype))
+
+
+def test_plain_values_that_would_part_a_tensor_from_its_gradient():
+    p = nn.Parameter(torch.randn(2, 16, 3, 3).to(tb.nChw16c))
+    p.grad = torch.zeros(2, 16, 3, 3)
+    with pytest.raises(RuntimeError, match="gradient of size") as error:
+        p.data = torch.zeros(2, 5)
+    one_line(error)
+    assert isinstance(p, tb.BlockedTensor) and p.grad.shape == p.shape
+    a = torch.randn(2, 16, 3, 3, requires_grad=True)
+    y = a.to(tb.nChw16c) * 2
+    with pytest.raises(RuntimeError, match="its gradient would stop") as error:
+        y.data = torch.zeros(2, 16, 3, 3)
+    one_line(error)
+    y.sum().backward()
+    assert bool((a.grad == 2).all())

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import padding_is_zero
+from conftest import one_line, padding_is_zero
 from quick_cases import LEFT, TAKEN, conv, image, weight
 
 import torch_blocked as tb
@@ -253,7 +253,7 @@ def test_what_is_no_blocking_is_an_error(blocking):
     for odd in ((x, x.shape, blocking, (0, 1, 2, 3), ()), (x, x.shape, (), (0, 1, 2, 3), blocking)):
         with pytest.raises((TypeError, RuntimeError)):
             _python.reorder(*odd)
-    with pytest.raises((TypeError, RuntimeError)):
+    with pytest.raises((TypeError, ValueError)):
         tb.BlockedTensor(x, blocking, x.shape)
 
 
@@ -334,11 +334,18 @@ def test_parts_without_channels_are_left_to_python():
         alike(y, torch.cat(parts, 1))
 
 
-def test_a_blocking_of_another_class_stays_with_its_tensor():
+def test_a_tuple_of_blocks_becomes_a_blocking():
     physical, size = torch.randn(2, 8, 3, 3, 4), torch.Size((2, 32, 3, 3))
     of_a_tuple = tb.BlockedTensor(physical, ((1, 4),), size)
     x = tb.BlockedTensor(physical, tb.format("nChw4c").blocking, size)
-    assert type((of_a_tuple + of_a_tuple).blocking) is tuple and (x + x).blocking.block(1) == 4
+    assert of_a_tuple.blocking == (x + of_a_tuple).blocking == x.blocking and repr(of_a_tuple) == repr(x)
+
+
+@pytest.mark.parametrize("blocking", [((1, 0),), ((1, -8),), ((1, 1),), ((-1, 16),), ((4, 16),), ((7, 16),)], ids=str)
+def test_blocks_that_no_tensor_has(blocking):
+    with pytest.raises(ValueError, match="block") as error:
+        tb.BlockedTensor(torch.zeros(1, 1, 2, 2, 16), blocking, torch.Size((1, 16, 2, 2)))
+    one_line(error)
 
 
 def test_bytes_in_a_cycle_are_collected():

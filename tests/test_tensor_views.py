@@ -327,3 +327,28 @@ def test_writing_through_a_detached_tensor_is_noticed():
     y.detach().mul_(3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         z.backward()
+
+
+@pytest.mark.parametrize("size", [(0, 16, 3, 3), (2, 16, 0, 3), (2, 0, 3, 3)], ids=str)
+def test_empty_tensors_of_given_bytes_are_read(size):
+    """Whose strides are no format's."""
+    physical = torch.empty(tb.nChw16c.blocking.physical_shape(size)).transpose(2, 3).contiguous().transpose(2, 3)
+    for y in (tb.view_blocked(torch.empty(size), tb.nChw16c), tb.from_physical(physical, size, tb.nChw16c)):
+        assert y.to_dense().shape == y.to(tb.nChw8c).shape == y.numpy().shape == size
+        assert y.memory_desc.dims == size and torch.relu(y).shape == size
+
+
+@pytest.mark.parametrize("part", [lambda x: x.conj(), lambda x: x.conj().imag], ids=["conj", "neg"])
+def test_lazy_values_have_no_bytes_to_share(part):
+    x = part(torch.randn(2, 16, 3, 4, dtype=torch.complex64).to(memory_format=torch.channels_last))
+    assert x.is_conj() or x.is_neg()
+    with pytest.raises(TypeError, match="resolve_") as error:
+        tb.view_blocked(x, tb.nChw16c)
+    one_line(error)
+    with pytest.raises(TypeError, match="resolve_"):
+        tb.from_physical(x.permute(0, 2, 3, 1).unsqueeze(1), (2, 16, 3, 4), tb.nChw16c)
+
+
+def test_bytes_that_are_not_there_have_no_padding_to_check():
+    y = torch.zeros(2, 20, 3, 3).to(tb.nChw16c).to("meta")
+    assert tb.from_physical(y.physical, y.shape, y.format).device.type == "meta"

@@ -33,12 +33,12 @@ def dense_state_dict(source: torch.nn.Module | torch.optim.Optimizer | Mapping) 
     return _dense(state, {})
 
 
-def _dense(x: object, done: dict[int, Tensor]) -> object:
-    """`x` with each tensor in it plain; `done` holds the answers for the tensors seen, by their identity."""
+def _dense(x: object, done: dict[int, tuple[Tensor, Tensor]]) -> object:
+    """`x` with each tensor in it plain; `done` holds the tensors seen and their answers, by their identity."""
     if isinstance(x, Tensor):
         if id(x) not in done:
-            done[id(x)] = to_plain(x.detach()).contiguous() if x.layout == torch.strided else x.detach()
-        return done[id(x)]
+            done[id(x)] = x, to_plain(x.detach()).contiguous() if x.layout == torch.strided else x.detach()
+        return done[id(x)][1]
     if isinstance(x, Mapping):
         # A copy keeps what the dict has beside its items, such as the versions of modules for load_state_dict.
         state = copy.copy(x) if isinstance(x, MutableMapping) else dict(x)

@@ -38,7 +38,7 @@ class fuse:  # noqa: N801
     def __init__(self, mode: str) -> None:
         if mode not in _MODES:
             raise ValueError(f"fuse: mode is one of {', '.join(_MODES)}, got {mode!r}")
-        self._before = fuse._now
+        self._before, self._own = fuse._now, mode
         self._set(mode)
 
     @staticmethod
@@ -47,7 +47,7 @@ class fuse:  # noqa: N801
         fuse._now = mode
 
     def __enter__(self) -> None:
-        pass
+        self._set(self._own)  # entered again, it was restored before
 
     def __exit__(self, *exception: object) -> None:
         self._set(self._before)

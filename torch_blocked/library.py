@@ -302,8 +302,8 @@ class winograd:  # noqa: N801
             raise TypeError(f"winograd: max_bytes is a number of bytes or None, got {max_bytes!r}")
         if max_bytes is not None and not 0 <= max_bytes < 2**63:
             raise ValueError(f"winograd: max_bytes is not negative and below 2**63, got {max_bytes}; None: the default")
-        self._before = winograd._now
-        self._set(mode, max_bytes)
+        self._before, self._own = winograd._now, (mode, max_bytes)
+        self._set(*self._own)
 
     @staticmethod
     def _set(mode: str, max_bytes: int | None) -> None:
@@ -312,7 +312,7 @@ class winograd:  # noqa: N801
         winograd._now = mode, max_bytes
 
     def __enter__(self) -> None:
-        pass
+        self._set(*self._own)  # entered again, it was restored before
 
     def __exit__(self, *exception: object) -> None:
         self._set(*self._before)

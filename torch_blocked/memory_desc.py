@@ -446,6 +446,8 @@ class MemoryDesc:
                 rest //= n
             renamed[axis] = len(todo)
         strides += [stride] * len(todo)  # added 1s (or, if a dim is 0, anything: there is no element to address)
+        if max(strides) > INT64_MAX:
+            raise ValueError(f"cannot reshape {self.dims} to {dims}: a stride would be beyond 2**63 - 1")
         blocking = Blocking(tuple((renamed[axis], size) for axis, size in self.blocking))
         return self._make(dims, self.dtype, tuple(reversed(strides)), blocking, self.offset0)
 

@@ -20,6 +20,7 @@ from torch_blocked.tensor import (
     BlockedTensor,
     Function,
     check_blocked_format,
+    check_is_resolved,
     check_tensor,
     followed,
     inner_is_dense,
@@ -214,6 +215,7 @@ def view_blocked(x: Tensor, fmt: Format) -> BlockedTensor:
     fmt = check_blocked_format("view_blocked", fmt, x.shape)
     if x.layout != torch.strided:
         raise TypeError(f"view_blocked takes a dense tensor, got layout {x.layout}: call .to_dense() first")
+    check_is_resolved("view_blocked", x)
     physical = split_axes(x.detach(), fmt.blocking)
     matches = physical is not None and (
         x.numel() == 0 or (lies_in_order(physical, fmt.order) and inner_is_dense(physical, fmt.blocking))

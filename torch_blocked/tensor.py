@@ -42,6 +42,12 @@ class BlockedTensor(Tensor):
     def __new__(
         cls: type, physical: Tensor, blocking: Blocking, size: torch.Size, requires_grad: bool = False
     ) -> BlockedTensor:
+        if type(blocking) is not Blocking:
+            blocking = Blocking(blocking)
+        if blocking and blocking.axes[-1] >= len(size):
+            raise ValueError(
+                f"BlockedTensor: size {tuple(size)} has no axis {blocking.axes[-1]} to block by {blocking}"
+            )
         self = Tensor._make_wrapper_subclass(
             cls, size, dtype=physical.dtype, device=physical.device, requires_grad=requires_grad
         )
@@ -146,6 +152,7 @@ class BlockedTensor(Tensor):
             _python.share_version(self, self._physical)
             return
         check_tensor("assigning .data", value)
+        self._check_can_become(value)
         # `.data =` changes no class: a plain value would be read as blocked. Swapping the objects does.
         plain, grad = value.detach(), self.grad
         if isinstance(self, torch.nn.Parameter):
@@ -161,8 +168,20 @@ class BlockedTensor(Tensor):
                 "a blocked tensor cannot become plain while a graph or a weak reference holds it: "
                 "let go of it first, or write the values: `with torch.no_grad(): p.copy_(value)`"
             ) from error
-        if grad is not None:
-            self.grad = grad.to_dense() if isinstance(grad, BlockedTensor) else grad
+        if grad is not None:  # PyTorch takes none of another dtype
+            self.grad = (grad.to_dense() if isinstance(grad, BlockedTensor) else grad).to(value.dtype)
+
+    def _check_can_become(self, value: Tensor) -> None:
+        if not self.is_leaf:
+            raise RuntimeError(
+                "a blocked tensor that a graph made cannot become plain, its gradient would stop there: "
+                "write the values, `with torch.no_grad(): y.copy_(value)`, or assign to y.detach()"
+            )
+        if self.grad is not None and value.shape != self.shape:
+            raise RuntimeError(
+                f"a blocked tensor with a gradient of size {tuple(self.shape)} cannot become a plain one of size "
+                f"{tuple(value.shape)}: set its .grad to None first"
+            )
 
     def to(self, *args: object, memory_format: torch.memory_format | None = None, **kwargs: object) -> Tensor:
         """As `Tensor.to`; `torch.contiguous_format` makes it plain, though it reports row-major strides."""
@@ -379,6 +398,7 @@ def from_physical(data: Tensor, size: tuple[int, ...], fmt: Format) -> BlockedTe
     check_tensor("from_physical", data)
     if isinstance(data, BlockedTensor):
         raise TypeError("from_physical takes the plain tensor of the bytes, got a BlockedTensor: pass its .physical")
+    check_is_resolved("from_physical", data)
     if not isinstance(size, (tuple, list)) or not all(isinstance(n, int) and n >= 0 for n in size):
         raise TypeError(f"from_physical: size is a tuple of ints that are not negative, got {size!r}")
     fmt = check_blocked_format("from_physical", fmt, size)
@@ -388,14 +408,17 @@ def from_physical(data: Tensor, size: tuple[int, ...], fmt: Format) -> BlockedTe
         raise ValueError(
             f"from_physical: {fmt.tag} of size {tuple(size)} has the physical shape {shape}, got {tuple(data.shape)}"
         )
-    if data.numel() and not (lies_in_order(data, fmt.order) and inner_is_dense(data, fmt.blocking)):
+    if data.numel() == 0:
+        data = data.new_empty(shape)  # its strides would be no format's
+    elif not (lies_in_order(data, fmt.order) and inner_is_dense(data, fmt.blocking)):
         raise ValueError(
             f"from_physical: strides {data.stride()} are not those of {fmt.tag}; "
             "copy with x.to(fmt), or name the format whose order they have"
         )
     expose(data)
     result = BlockedTensor(data.detach(), fmt.blocking, size)
-    padding = padding_of(data.detach(), fmt.blocking, size)
+    has_bytes = type(data) in (Tensor, torch.nn.Parameter) and not data.is_meta
+    padding = padding_of(data.detach(), fmt.blocking, size) if has_bytes else []
     dirty = sum(int(part.bool().count_nonzero()) for part in padding)  # of all dtypes, as count_nonzero is not
     if dirty:
         raise ValueError(
@@ -429,11 +452,20 @@ def padding_of(physical: Tensor, blocking: Blocking, size: torch.Size) -> list[T
     return parts
 
 
+def check_is_resolved(function: str, x: Tensor) -> None:
+    """Raises TypeError for one whose values are not those of its bytes: kernels read these."""
+    if x.is_conj() or x.is_neg():
+        what, name = ("conjugated", "resolve_conj") if x.is_conj() else ("negated", "resolve_neg")
+        raise TypeError(f"{function} shares the bytes, and these are not {what} yet: call x.{name}() first")
+
+
 def split_axes(x: Tensor, blocking: Blocking) -> Tensor | None:
     """The physical view of a plain tensor, each blocked axis split; None where a size is no multiple of its block."""
     size = tuple(x.shape)
     if blocking.padded(size) != size:
         return None
+    if x.numel() == 0:
+        return x.new_empty(blocking.physical_shape(size))  # its strides would be no format's
     ndim, stride = x.dim(), list(x.stride())
     inner_stride = [0] * len(blocking)
     for i in reversed(range(len(blocking))):

@@ -99,14 +99,13 @@ int64_t elements(const MemoryDesc& md) {
 }
 
 static Packing packing(const Algorithm& algorithm, const Conv& conv, const WeightKey& key, const Taps& taps = {}) {
-  Packing packing{.algorithm = algorithm.packs_as ? algorithm.packs_as : &algorithm,
-                  .block = conv.block,
-                  .groups = conv.groups,
-                  .stride_w = conv.stride_w,
-                  .transposed = key.transposed,
-                  .taps = taps};
-  std::copy_n(conv.wei_md.dims, conv.wei_md.ndims, packing.size.begin());
-  return packing;
+  return {.algorithm = algorithm.packs_as ? algorithm.packs_as : &algorithm,
+          .weight = conv.wei_md,
+          .block = conv.block,
+          .groups = conv.groups,
+          .stride_w = conv.stride_w,
+          .transposed = key.transposed,
+          .taps = taps};
 }
 
 static void reorder_weights(const Conv& conv, const MemoryDesc& wanted, float* to) {

@@ -194,7 +194,8 @@ void Plan::choose_tiles() {
       return in_place ? reach * conv.iw * pixel_bytes : window.size(rows) * int64_t(sizeof(float));
     };
     while (tile < units && step * src_bytes(tile + 1) <= window_budget && (tile + 1) * dst_row <= dst_budget) tile++;
-    const int64_t most = std::max<int64_t>(1, window_budget / (step * src_bytes(tile)));  // sums in a chunk
+    const int64_t chunk_bytes = std::max<int64_t>(1, step * src_bytes(tile));  // src may be all padding
+    const int64_t most = std::max<int64_t>(1, window_budget / chunk_bytes);    // sums in a chunk
     ic_chunk = Calls((ic_blocks + step - 1) / step, most).size(0) * step;
     ic_chunk = std::min(ic_blocks, ic_chunk);
   }

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../memory_desc.h"
 #include "../scratch.h"
 
 namespace torch_blocked {
@@ -38,7 +39,7 @@ using Taps = std::array<int64_t, 6>;
 // convolution, and as many channels as its blocks have room for.
 struct Packing {
   const void* algorithm = nullptr;  // null: as they are, in float32
-  std::array<int64_t, 5> size{};    // the weight's logical one
+  MemoryDesc weight{};              // one tensor may be read as of several formats
   int64_t block = 0, groups = 0, stride_w = 0;
   bool transposed = false;
   Taps taps{};

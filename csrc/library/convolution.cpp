@@ -14,6 +14,25 @@ Tensor empty_dst(const Conv& c, int64_t ndims, const Tensor& src) {
   return empty_pooled(dst_shape(c, ndims), src.scalar_type());
 }
 
+// Some blocks of each image of `dst` are written while `read` is read. Of several images neither is dense where both
+// are parts of one tensor, as in a concatenation, and ATen does not tell: then all images are as the first ones are.
+void check_no_overlap(const Tensor& dst, const Tensor& read) {
+  at::assert_no_overlap(dst, read);
+  if (dst.numel() == 0 || read.numel() == 0 || !dst.is_alias_of(read)) return;
+  if (read.size(0) < 2 || read.stride(0) != dst.stride(0)) return;
+  const int64_t period = dst.stride(0), from_dst = read.storage_offset() - dst.storage_offset();
+  const auto span = [](const Tensor& image) {
+    int64_t last = 0;
+    for (int64_t d = 0; d < image.dim(); d++) last += (image.size(d) - 1) * image.stride(d);
+    return last + 1;
+  };
+  if (from_dst >= span(dst) || -from_dst >= span(read)) return;
+  const int64_t distance = (from_dst % period + period) % period;
+  TORCH_CHECK(distance >= span(dst[0]) && distance + span(read[0]) <= period,
+              "convolution: src and weight are not part of what is written of dst: make a copy of them before, got "
+              "bytes of the same tensor in both");
+}
+
 // Makes channel blocks of `dst`, from the first_block-th on, the problem's dst.
 void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims, const Tensor& src, const Tensor& weight) {
   Shape shape = dst_shape(c, ndims);
@@ -26,7 +45,8 @@ void set_dst(Conv& c, const Tensor& dst, int64_t first_block, int64_t ndims, con
       dst.sizes() == IntArrayRef(shape) && dst.is_contiguous() && first_block >= 0 && first_block <= shape[1] - blocks,
       "convolution: dst is dense and has shape ", IntArrayRef(shape), " with room for ", blocks,
       " blocks of channels from block ", first_block, " on, got ", dst.sizes());
-  for (const Tensor& read : {src, weight}) at::assert_no_overlap(dst.narrow(1, first_block, blocks), read);
+  for (const Tensor& read : {src, weight}) check_no_overlap(dst.narrow(1, first_block, blocks), read);
+  if (!dst.is_inference()) dst.unsafeGetTensorImpl()->bump_version();
   c.dst_blocks = shape[1];
   if (dst.numel() > 0) c.dst = dst.mutable_data_ptr<float>() + first_block * c.dst_block();
 }

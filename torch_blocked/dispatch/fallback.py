@@ -40,11 +40,11 @@ class fallback_policy:  # noqa: N801
     def __init__(self, policy: str) -> None:
         if policy not in POLICIES:
             raise ValueError(f"fallback policy is one of {', '.join(POLICIES)}, got {policy!r}")
-        self.before = _State.policy, _State.warned
-        _State.policy, _State.warned = policy, set()
+        self.before, self.own = (_State.policy, _State.warned), (policy, set())
+        _State.policy, _State.warned = self.own
 
     def __enter__(self) -> None:
-        pass
+        _State.policy, _State.warned = self.own  # entered again, it was restored before
 
     def __exit__(self, *exception: object) -> None:
         _State.policy, _State.warned = self.before
