@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same
+from conftest import assert_same, one_line
 
 import torch_blocked as tb
 from torch_blocked import library
@@ -95,6 +95,15 @@ def test_rows_beside_those_of_an_earlier_run(bench, tmp_path):
     assert "vs_before" not in other and re.search(r" - +- *$", text, re.MULTILINE)
     text, found = bench("pool", "--match", "bilinear", "--threads", "1", "--before", str(file))
     assert "mkldnn's" not in text and not any("vs_before" in row for row in found["rows"])
+
+
+@pytest.mark.parametrize("key", report.SAME)
+def test_rows_of_other_sizes_are_not_compared(key):
+    row = {"set": "s", "name": "net", "n": 1, "contestant": "blocked", "input": "3x9x8", "image": 9, "autocast": False}
+    now, earlier = {**row, "ms": 2.0}, {**row, "ms": 3.0}
+    assert report.compared(now, [earlier]) == {"vs_before": 1.5}
+    assert report.compared(now, [{**earlier, key: "another"}]) == {}
+    assert report.compared(now, [{name: value for name, value in earlier.items() if name != key}]) == {}
 
 
 def test_no_round_trip_on_one_core():
@@ -187,6 +196,7 @@ def test_train(bench):
     assert [(row["name"], row["n"]) for row in found["rows"]] == [("test_benchmark:tiny", 2), ("resnet18", 2)]
     for row in found["rows"]:
         assert row["name"] in text and "vs_channels_last" in row
+        assert (row["image"], row["autocast"]) == (32, False)
         for name, times in row["peers"].items():
             assert set(times) == {"step", *train.PHASES} and min(times.values()) > 0, name
         assert row["ms"] == row["peers"]["blocked"]["step"]
@@ -198,6 +208,7 @@ def test_train_under_autocast(bench):
     text, found = bench("train", "--model", "test_benchmark:tiny", *how)
     (row,) = found["rows"]
     assert set(row["peers"]) == {"blocked", "nchw", "channels_last", "float32"} and not row["fallbacks"]
+    assert row["autocast"]
     assert row["vs_float32"] == pytest.approx(row["peers"]["float32"]["step"] / row["ms"]) and "/float32" in text
 
 
@@ -367,6 +378,12 @@ WRONG = {
     "bench pool --json no/such/folder/file": "is not a file in a folder that exists",
     "bench pool --before no/such.json": "is not a file that --json wrote",
     "bench conv --before README.md": "is not a file that --json wrote",
+    "bench reorder --size 1x99999999x9999x9999": "1x99999999x9999x9999 f32 does not fit into memory: ",
+    "bench reorder --size 99999999x99999999x9999x9999": "does not fit into memory: Storage size calculation overflowed",
+    "bench pool --batch 2147483647": "N=2147483647 does not fit into memory: ",
+    "bench reduce --batch 2147483647": "N=2147483647 does not fit into memory: ",
+    "bench model --model test_benchmark:tiny --batch 2147483647": "N=2147483647 does not fit into memory: ",
+    "bench train --model test_benchmark:tiny --batch 2147483647": "N=2147483647 does not fit into memory: ",
 }
 
 
@@ -375,10 +392,81 @@ def test_errors(command, error_of):
     assert WRONG[command] in error_of(command)
 
 
-def test_a_pipe_that_is_closed_ends_a_command_without_a_word():
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("torch_blocked: can't allocate memory"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 99 bytes."),
+        RuntimeError("numel: integer multiplication overflow"),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=repr,
+)
+def test_what_does_not_fit_into_memory_is_one_line(error):
+    def measure(case, rounds):
+        raise error
+
+    case = pool.Case(*pool.TABLE[0], 7)
+    with pytest.raises(report.UsageError, match=r"^resnet max_pool .*, N=7 does not fit into memory: .") as raised:
+        report.rows_of(case, measure, 1)
+    assert one_line(raised)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes"), KeyError("name"), report.UsageError("wrong")])
+def test_other_errors_of_a_benchmark_are_not_hidden(error):
+    def measure(case, rounds):
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        report.rows_of(pool.Case(*pool.TABLE[0], 7), measure, 1)
+    assert raised.value is error
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_run(error_of, tmp_path, monkeypatch):
+    kept = tmp_path / "kept.json"
+    kept.write_text("{}")
+    (tmp_path / "folder").mkdir()
+    command = "bench pool --json"
+    assert "argument --json" in (error := error_of(f"{command} {'x' * 300}")) and "File name too long" in error
+    assert "is not a file in a folder" in error_of(f"{command} {tmp_path / 'folder'}")
+    assert "is not a file in a folder" in error_of(f"{command} {kept / 'in_a_file'}")
+    for refused, file in ((kept, kept), (tmp_path, tmp_path / "new.json")):
+        # Not by permissions: root may write everywhere.
+        monkeypatch.setattr(report.os, "access", lambda path, mode, refused=refused: path != refused)
+        error = error_of(f"{command} {file}")
+        assert "argument --json" in error and "cannot be written: Permission denied" in error
+    assert kept.read_text() == "{}" and not (tmp_path / "new.json").exists()
+
+
+def test_a_file_that_cannot_be_written_after_the_run(error_of, tmp_path, monkeypatch):
+    file = tmp_path / "rows.json"
+
+    def measure(case, rounds):
+        file.mkdir(exist_ok=True)
+        return {"name": case.name}
+
+    monkeypatch.setattr(pool, "measure", measure)
+    error = error_of(f"bench pool --json {file}")
+    assert "error: --json: " in error and "Is a directory" in error
+
+
+def test_a_pipe_that_is_closed_while_rows_are_written(tmp_path, monkeypatch):
+    """It is no wrong file: `main` ends without a word."""
+
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Path, "write_text", closed)
+    with pytest.raises(BrokenPipeError):
+        report.write_json(tmp_path / "rows.json", {})
+
+
+@pytest.mark.parametrize("command", ["info", "show nChw16c 2x16x5x4"])
+def test_a_pipe_that_is_closed_ends_a_command_without_a_word(command):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "torch_blocked", "info"]
+    command = [sys.executable, "-m", "torch_blocked", *command.split()]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=200)
     os.close(writer)
     assert done.returncode == 1 and done.stderr == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,11 +23,26 @@ def children_import_tests(monkeypatch):
 def test_memory(bench, children_import_tests):
     text, found = bench("memory", "--model", "test_benchmark:tiny", "--batch", "2", "--input", "3x9x8")
     (row,) = found["rows"]
-    assert (row["name"], row["n"]) == ("test_benchmark:tiny", 2)
+    assert (row["name"], row["n"], row["input"]) == ("test_benchmark:tiny", 2, "3x9x8")
     assert row["parameters_mb"] == pytest.approx(4 * (3 * 17 * 9 + 17 + 2 * 17 + 17 * 5 + 5) / 1e6)
     assert row["never_vs_plain"] == row["never_mb"] / row["plain_mb"]
     assert all(row[f"{kind}_mb"] is not None for kind in ("traced", "inductor", "auto"))
     assert "/plain" in text and "traced" in text
+
+
+def test_memory_beside_that_of_an_earlier_run(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(apart, "measured", lambda module, kind, *_: {f"{kind}_mb": {"never": 6.0}.get(kind, 9.0)})
+    row = {"name": "test_benchmark:tiny", "n": 2, "input": "3x9x8", "never_mb": 8.0, "auto_mb": 4.0}
+    file = tmp_path / "earlier.json"
+    file.write_text(json.dumps({"rows": [{**row, "n": 1, "never_mb": 0.0}, row]}))
+    command = "memory", "--model", "test_benchmark:tiny", "--batch", "1", "2", "--threads", "1", "--before", str(file)
+    text, found = bench(*command, "--input", "3x9x8")
+    nothing, half = found["rows"]
+    assert "never_vs_before" not in nothing and nothing["auto_vs_before"] == 9 / 4  # nothing was counted
+    assert (half["never_vs_before"], half["auto_vs_before"]) == (6 / 8, 9 / 4)
+    assert re.search(r"auto +/before +auto's", text) and re.search(r"0\.75 +2\.25 *$", text, re.MULTILINE)
+    _, found = bench(*command, "--input", "3x8x8")
+    assert not any("never_vs_before" in row for row in found["rows"])
 
 
 @pytest.mark.slow

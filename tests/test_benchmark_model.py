@@ -38,7 +38,7 @@ def test_model(bench, graphs, peaks):
         best = min(r["ms"] for r in rows if r["n"] == row["n"] and not CONTESTANTS[r["contestant"]].ours)
         assert row["vs_best"] == pytest.approx(best / row["ms"])
         assert row["images_per_s"] == pytest.approx(1e3 * row["n"] / row["ms"])
-        assert row["difference"] < 1e-5 and row["compile_s"] > 0
+        assert row["difference"] < 1e-5 and row["compile_s"] > 0 and row["input"] == "3x9x8"
         if CONTESTANTS[row["contestant"]].counted:
             assert (row["fallbacks"], row["graph_breaks"]) == ({}, 0)
             assert f"reorders {row['reorders']}, fallbacks none, graph breaks 0" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import sys
 import types
@@ -17,7 +18,7 @@ from torch import nn
 
 import torch_blocked as tb
 from torch_blocked.benchmark.models import make_model
-from torch_blocked.explain import palette, passes
+from torch_blocked.explain import algorithms, palette, passes
 from torch_blocked.explain import report as reports
 from torch_blocked.explain.record import Call, Reorder
 
@@ -85,6 +86,14 @@ def test_a_fault_is_named(kind, isa):
     assert f"- {kind} in {', '.join(modules)} (" in verdict and re.search(text, verdict)
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_the_remedy_of_padding_fills_all_blocks(blocks):
+    block = tb.blocked.resolve((1, 16, 8, 8)).blocking.block(1)
+    model, x = nn.Conv2d(16, (blocks - 1) * block + 1, 3).to(tb.blocked), torch.randn(1, 16, 8, 8).to(tb.blocked)
+    (finding,) = explained(model, x).findings
+    assert (finding.kind, finding.remedy) == ("padding", f"{blocks * block} channels take no longer")
+
+
 def test_all_faults_at_once():
     report = explained(network(*(copy.deepcopy(part) for part, *_ in FAULTS.values())))
     assert {f.kind for f in report.findings} == set(FAULTS)
@@ -129,6 +138,39 @@ def test_calls_have_modules_formats_and_algorithms(how):
     first, last = (c for c in report.run.calls if c.is_convolution)
     assert (first.algorithm, last.algorithm) == ("first", "direct")
     assert last.why and last.outputs[0].size == (2, 32, 8, 8) and last.inputs[0].dtype == "float32"
+
+
+# What `inference_mode` delivers whole: batched or not, transposed, with a padding by name.
+WHOLE = {
+    **{f"{name}{d}d": (f"{name}{d}d", d, {}) for name in ("Conv", "ConvTranspose") for d in (1, 2, 3)},
+    **{f"same {d}d": (f"Conv{d}d", d, {"padding": "same"}) for d in (1, 2, 3)},
+    "valid": ("Conv2d", 2, {"padding": "valid", "stride": 2}),
+    "same, an odd number in all": ("Conv2d", 2, {"padding": "same", "kernel_size": 4, "dilation": (1, 2)}),
+}
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize("batch", [(), (1,), (2,)])
+@pytest.mark.parametrize("case", WHOLE)
+def test_convolutions_have_their_algorithms_under_inference_mode(case, batch, blocked):
+    name, d, window = WHOLE[case]
+    model = getattr(nn, name)(16, 16, **{"kernel_size": 3, **window})
+    model = model.to(tb.blocked) if blocked else model
+    x, found = torch.randn(*batch, 16, *[9, 10, 11][:d]), []
+    for how in (torch.no_grad, torch.inference_mode):
+        with how():
+            (call,) = (c for c in tb.explain(model, x).run.calls if c.is_convolution)
+        found.append((call.algorithm, call.why, call.fallback))
+    assert found[0][0] and found[0] == found[1]
+
+
+def test_a_question_that_fails_does_not_end_the_report(monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("as planned")
+
+    monkeypatch.setattr(algorithms, "algorithm", fail)
+    first, last = (c for c in explained(network()).run.calls if c.is_convolution)
+    assert (first.algorithm, last.algorithm) == ("", "") and "as planned" in first.why
 
 
 def test_reorders_are_those_that_are_counted():
@@ -317,6 +359,16 @@ def test_the_bars_of_a_plot_follow_one_another(report, tmp_path, monkeypatch):
     figure.Figure().savefig.assert_called_once_with(tmp_path / "report.png")
 
 
+def test_a_plot_has_names_as_they_are(tmp_path, monkeypatch):
+    figure = types.SimpleNamespace(Figure=mock.MagicMock())
+    monkeypatch.setitem(sys.modules, "matplotlib", types.ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", figure)
+    run = reports.Run("eager", 1.0, [Call("$cost$_of", "convolution", seconds=1.0)])
+    reports.Report(run, []).plot(tmp_path / "report.png")
+    (text,) = figure.Figure().subplots().text.call_args_list
+    assert text.args[2] == r"\$cost\$_of convolution"  # between two dollars matplotlib sees mathematics
+
+
 def test_plot_without_matplotlib(report, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"^report.plot needs matplotlib: pip install matplotlib$"):
@@ -414,6 +466,9 @@ def test_compiled_chain_of_convolutions_and_linear():
     assert (call.operator, call.inputs[0].size, call.outputs[0].size) == (
         "convolution_chain", (1, 3, 13, 12), (1, 17, 6, 5),
     )  # fmt: skip
+    assert call.convolutions == 3 and report.totals()["convolutions"]["count"] == 3
+    assert any(line.startswith("3 convolutions: ") for line in report.summary())
+    assert "3 convolutions, " in report.run.graphs[0]
     (call,) = [c for c in report.run.calls if c.operator == "linear"]
     assert [(o.size, o.is_blocked) for o in call.inputs] == [((1, 17), False), ((5, 17), False), ((5,), False)]
 
@@ -438,3 +493,108 @@ def test_compiled_half_precision():
     operands = [(x.size, x.dtype) for c in report.run.calls if c.is_convolution for x in c.inputs[:1] + c.outputs]
     sizes = ((1, 16, 12, 12), (1, 32, 10, 10), (1, 32, 10, 10), (1, 16, 21, 21))
     assert operands == [(size, "bfloat16") for size in sizes]
+
+
+class Broken(nn.Module):
+    """Two convolutions, a fallback in the graph after the break."""
+
+    def __init__(self, at_once=False):
+        super().__init__()
+        self.a, self.b, self.at_once = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3), at_once
+
+    def forward(self, x):
+        if self.at_once:
+            torch._dynamo.graph_break()
+        x = self.a(x)
+        torch._dynamo.graph_break()
+        return self.b(x).cummax(1).values
+
+
+def of_convolutions(report):
+    """The module and channels of each."""
+    return [(c.module, c.outputs[0].size[1]) for c in report.run.calls if c.is_convolution]
+
+
+@pytest.mark.parametrize("at_once, first", [(False, 0), (True, 1)])
+def test_compiled_with_a_graph_break(at_once, first):
+    report = compiled_report(Broken(at_once).eval(), torch.randn(1, 3, 12, 12), "torch_blocked")
+    names = [f"graph {i}/0" for i in (first, first + 1)]
+    assert of_convolutions(report) == list(zip(names, (32, 16), strict=True))
+    assert [c.module for c in report.run.calls if c.operator == "Inductor's own"] == names
+    assert [line.partition(":")[0] for line in report.run.graphs] == names
+    assert ["fallbacks: aten.cummax.default" in line for line in report.run.graphs] == [False, True]
+    assert [(f.kind, f.modules) for f in report.findings] == [("fallback", names[1:])]
+    assert [c.module for c in report.run.calls if c.fallback] == names[1:]
+    assert sum(c.seconds for c in report.run.calls) < 10 * report.run.seconds
+
+
+def test_compiled_by_another_backend_with_a_graph_break():
+    report = compiled_report(Broken().eval(), torch.randn(1, 3, 12, 12), "aot_eager")
+    assert [line.partition(":")[0] for line in report.run.graphs] == ["graph 0/0", "graph 1/0"]
+    assert [c.module for c in report.run.calls if c.is_convolution] == ["graph 0/0", "graph 1/0"]
+
+
+class Named(nn.Module):
+    """Compiled and other parts under names of the user's own."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = torch.compile(part, backend="torch_blocked")
+
+    def forward(self, x):
+        with torch.profiler.record_function("backbone"), torch.profiler.record_function("stage::one"):
+            x = self.part(x)
+        with torch.profiler.record_function("head"):
+            return torch.ops.explain_test.negative(x.exp())
+
+
+@pytest.fixture
+def negative():
+    """An operator of another library."""
+    with torch.library._scoped_library("explain_test", "DEF") as library:
+        library.define("negative(Tensor x) -> Tensor")
+        library.impl("negative", torch.neg, "CPU")
+        yield
+
+
+def test_compiled_within_names_of_the_users_own(negative):
+    torch._dynamo.reset()
+    try:
+        report = explained(Named(nn.Conv2d(3, 32, 3).eval()))
+    finally:
+        torch._dynamo.reset()
+    assert of_convolutions(report) == [("graph 0/0", 32)]
+    assert [line.partition(":")[0] for line in report.run.graphs] == ["graph 0/0"]
+    assert [c.operator for c in report.run.calls if c.module == "(eager)"] == ["exp", "negative"]
+
+
+class Step(nn.Module):
+    """A training step: the backward pass's graph is in no region."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = torch.compile(nn.Conv2d(16, 32, 3), backend="torch_blocked")
+
+    def forward(self, x):
+        self.part(x).sum().backward()
+
+
+def test_compiled_backward():
+    torch._dynamo.reset()
+    try:
+        report = tb.explain(Step(), torch.randn(1, 16, 12, 12))
+    finally:
+        torch._dynamo.reset()
+    forward, backward = [c for c in report.run.calls if c.operator == "Inductor's own"]
+    assert forward.module == "graph 0/0" != backward.module != "(eager)"
+    (call,) = [c for c in report.run.calls if c.operator == "convolution_weight_gradient"]
+    assert call.module == backward.module
+    assert len(report.run.graphs) == 2
+
+
+@pytest.mark.parametrize("level", [None, "3"])
+def test_the_profilers_log_level_is_as_it_was(level, monkeypatch):
+    name = "KINETO_LOG_LEVEL"
+    monkeypatch.delenv(name, raising=False) if level is None else monkeypatch.setenv(name, level)
+    compiled_report(nn.ReLU(), torch.randn(2, 3), "torch_blocked")
+    assert os.environ.get(name) == level

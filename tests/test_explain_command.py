@@ -72,10 +72,11 @@ def test_command_of_a_model_of_ones_own(capsys):
         ("amx", "", "none: amx is the fastest"),
         ("avx512", "avx2", "amx needs a CPU with amx_tile, amx_bf16"),
         ("avx512", "avx2 amx_tile amx_bf16", "amx: unset ATEN_CPU_CAPABILITY; Linux 5.16 or later"),
-        ("avx2", "avx2 fma", "avx512 needs a CPU with avx512f, avx512bw, avx512vl, avx512dq"),
-        ("avx2", "avx2 fma avx512f avx512bw avx512vl avx512dq", "avx512: unset ATEN_CPU_CAPABILITY"),
-        ("default", "fma", "avx2 needs a CPU with avx2"),
-        ("default", "avx2 fma", "avx2: unset ATEN_CPU_CAPABILITY"),
+        ("avx2", "avx2 fma f16c", "avx512 needs a CPU with avx512f, avx512bw, avx512vl, avx512dq"),
+        ("avx2", "avx2 fma f16c avx512f avx512bw avx512vl avx512dq", "avx512: unset ATEN_CPU_CAPABILITY"),
+        ("default", "fma f16c", "avx2 needs a CPU with avx2"),
+        ("default", "avx2 fma", "avx2 needs a CPU with f16c"),
+        ("default", "avx2 fma f16c", "avx2: unset ATEN_CPU_CAPABILITY"),
     ],
 )
 def test_info_tells_of_a_faster_tier(tier, flags, text, monkeypatch, tmp_path, capsys):

@@ -130,18 +130,21 @@ bool transpose_blocks(const Matrix& matrix, Traffic traffic) {
   return false;
 }
 
-// Blocks that follow each other, of one part of a vector or a few, to small planes. A part of each of a vector's rows
-// is loaded to its place and not shuffled there, for which a block has to be in the first cache. False where they are
+// Blocks of one part of a vector or a few, to small planes and back. A part of each of a vector's rows is loaded to its
+// place and not shuffled there, for which what has parts of one line has to be in the first cache. False where they are
 // others.
 template <class T, int block>
 bool transpose_parts(const Matrix& matrix, Traffic traffic) {
-  constexpr int size = sizeof(T), cols = 16 / size, bytes = std::min(64, 32 * size);  // of no more rows than a plane
+  constexpr int size = sizeof(T), cols = 16 / size, block_bytes = block * size;
+  constexpr int bytes = std::min(64, 32 * size);  // of no more rows than a plane
   if constexpr (vector_bytes == 64 && size <= 4 && block >= cols) {
-    if (traffic.stream || !is_behind_mesh() || matrix.cols != block) return false;
-    if (matrix.src_rows.stride != block * size) return false;
+    if (traffic.stream || !is_behind_mesh()) return false;
+    if constexpr (block_bytes >= 32)
+      if (transpose_from_planes<ToWideRows<T, block_bytes, cols, 128>>(matrix)) return true;
+    if (matrix.cols != block || matrix.src_rows.stride != block_bytes) return false;
     using Tile = ToWideRows<T, bytes, cols, 128>;
     using HalfTile = ToWideRows<T, bytes / 2, cols, 128>;
-    return transpose_to_planes<Tile, HalfTile, block * size>(matrix);
+    return transpose_to_planes<Tile, HalfTile, block_bytes>(matrix);
   }
   return false;
 }

@@ -386,6 +386,31 @@ bool transpose_to_planes(const Matrix& matrix) {
   return true;
 }
 
+// The same backwards, from planes to blocks of as many channels as a tile has rows: the last column is moved alone.
+template <class Tile>
+[[gnu::noinline]] void move_from_planes(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst,
+                                        int64_t count) {
+  constexpr int64_t size = Tile::element_size, block_bytes = Tile::rows * size, last = plane - Tile::cols;
+  static_assert(plane % Tile::cols == 1);
+  constexpr EvenRows src_rows{plane * size}, dst_rows{block_bytes};
+  for (; count > 0; count--, src += next_in_src, dst += next_in_dst) {
+    for (int64_t c = 0; c + Tile::cols <= plane; c += Tile::cols)
+      Tile::template run<false>(src + c * size, src_rows, dst + c * block_bytes, dst_rows);
+    Tile::run_last(src + last * size, src_rows, dst + last * block_bytes, dst_rows);
+  }
+}
+
+// False where src has no such planes, or dst no such blocks.
+template <class Tile>
+bool transpose_from_planes(const Matrix& matrix) {
+  constexpr int64_t size = Tile::element_size;
+  const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
+  if (rows != padded_rows || rows != Tile::rows || dst_rows.stride != Tile::rows * size) return false;
+  if (!are_planes<size>(src_rows, cols)) return false;
+  move_from_planes<Tile>(src + src_rows.each[0], next_in_src, dst + dst_rows.each[0], next_in_dst, count);
+  return true;
+}
+
 // Whether the last tile of so many rows or columns would do little that the one before it did.
 bool overlaps_little(int64_t all, int64_t tile) { return all % tile == 0 || all % tile > tile / 2; }
 

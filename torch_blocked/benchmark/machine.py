@@ -23,8 +23,8 @@ LARGEST_HEAP_BLOCK = 32 << 20
 
 # What the CPU must have for a tier of kernels, as /proc/cpuinfo calls it; "default" needs nothing.
 TIERS = {
-    "avx2": ("avx2", "fma"),
-    "avx512": ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "avx512": ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"),
     "amx": ("amx_tile", "amx_bf16"),
 }
 

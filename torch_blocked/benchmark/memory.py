@@ -67,14 +67,15 @@ def run(args: argparse.Namespace) -> None:
     a later call. "traced" is the same of torch.compile with a backend that only runs what was traced, which every
     backend begins with, and "inductor" with its own, which shows what compiled models keep beside tensors. "never" and
     "auto" are those of the model blocked and compiled without Winograd's algorithms and with them: what they add is
-    their weights. Compiling itself, of the first call, does not count.
+    their weights. Compiling itself, of the first call, does not count. With --before, "/before" is "never" over that of
+    the earlier run, and "auto's" the same of "auto": below 1, this one takes less.
     """
     run_cases(cases_of(args), measure, COLUMNS, args)
 
 
 def measure(case: Case, rounds: int) -> Row:
     """The row of one case, of the peaks of `rounds` calls. UsageError where the model does not take the images."""
-    row: Row = {"name": case.name, "n": case.n}
+    row = case.which()
     for kind in _KINDS:
         progress(f"{case.name} N={case.n}: {kind}")
         try:

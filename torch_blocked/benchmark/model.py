@@ -24,13 +24,14 @@ from torch_blocked import library
 from torch_blocked.benchmark import apart, machine
 from torch_blocked.benchmark.contestants import CONTESTANTS, Answer
 from torch_blocked.benchmark.measure import medians
-from torch_blocked.benchmark.models import build, factory, first_line, settle
+from torch_blocked.benchmark.models import build, factory, settle
 from torch_blocked.benchmark.networks import MODELS
 from torch_blocked.benchmark.report import (
     Column,
     Row,
     UsageError,
     add_options,
+    first_line,
     geometric_mean,
     output_file,
     positive,
@@ -58,6 +59,15 @@ class Case(NamedTuple):
     make: Callable[[], nn.Module]
     n: int
     size: tuple[int, ...]
+
+    @property
+    def input(self) -> str:
+        """The size as --input takes it."""
+        return "x".join(map(str, self.size))
+
+    def which(self) -> Row:
+        """The part of a row that says of what its figures are."""
+        return {"name": self.name, "n": self.n, "input": self.input}
 
 
 def add_case_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +102,7 @@ def image_size(text: str) -> tuple[int, ...]:
 
 def words_of(case: Case) -> tuple[object, ...]:
     """The arguments of `case_of`, in another process."""
-    return case.name, case.n, "x".join(map(str, case.size))
+    return case.name, case.n, case.input
 
 
 def case_of(name: str, n: str, size: str) -> Case:
@@ -156,7 +166,7 @@ def timed(
     rows, answers = [], {}
     for name in contestants:
         progress(f"{case.name} N={case.n}: making {name}")
-        row: Row = {"name": case.name, "n": case.n, "contestant": name}
+        row = case.which() | {"contestant": name}
         rows.append(row)
         try:
             answers[name], found = first_call(name, model, images, expected)
@@ -229,8 +239,7 @@ def _refusal_of(case: Case) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # of the user's own model
-        size = "x".join(map(str, case.size))
-        raise UsageError(f"{case.name} does not take {size} images: {first_line(error)}") from error
+        raise UsageError(f"{case.name} does not take {case.input} images: {first_line(error)}") from error
 
 
 def expected_answer(case: Case, model: nn.Module, images: Tensor) -> Tensor:

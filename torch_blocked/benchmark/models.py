@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_blocked.benchmark.networks import MODELS
-from torch_blocked.benchmark.report import UsageError
+from torch_blocked.benchmark.report import UsageError, first_line
 
 
 def make_model(name: str, seed: int = 0) -> nn.Module:
@@ -67,8 +67,3 @@ def build(name: str, make: Callable[[], nn.Module]) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UsageError(f"{name} makes {type(model).__name__}, no torch.nn.Module")
     return model
-
-
-def first_line(error: Exception) -> str:
-    """The first line of its message; its type's name where it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

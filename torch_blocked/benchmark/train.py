@@ -20,9 +20,18 @@ from torch import Tensor, nn
 
 import torch_blocked as tb
 from torch_blocked.benchmark.measure import in_turn
-from torch_blocked.benchmark.models import build, factory, first_line
+from torch_blocked.benchmark.models import build, factory
 from torch_blocked.benchmark.networks import MODELS
-from torch_blocked.benchmark.report import Column, Row, UsageError, add_options, positive, ratios, run_cases
+from torch_blocked.benchmark.report import (
+    Column,
+    Row,
+    UsageError,
+    add_options,
+    first_line,
+    positive,
+    ratios,
+    run_cases,
+)
 
 PHASES = ("forward", "backward", "update")
 
@@ -74,7 +83,8 @@ def measure(case: Case, rounds: int) -> Row:
     with tb.count() as counts:
         steps["blocked"]()
     times = medians(steps, rounds)
-    row = {"name": case.name, "n": case.n, "fallbacks": dict(counts.fallbacks)}
+    row: Row = {"name": case.name, "n": case.n, "image": case.image, "autocast": case.autocast}
+    row["fallbacks"] = dict(counts.fallbacks)
     if counts.fallbacks:
         row["note"] = "fallback: " + ", ".join(sorted(counts.fallbacks))
     row["ms"] = 1e3 * times["blocked"]["step"]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 import torch
 from torch import nn
 
 import torch_blocked as tb
 from torch_blocked.benchmark.measure import num_threads
-from torch_blocked.benchmark.models import build, factory, first_line
+from torch_blocked.benchmark.models import build, factory
 from torch_blocked.benchmark.networks import MODELS
-from torch_blocked.benchmark.report import UsageError, output_file, positive
+from torch_blocked.benchmark.report import UsageError, first_line, output_file, positive, write_json
 from torch_blocked.explain.report import Report
 
 EXAMPLES = """examples:
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         report = _explained(model, args.input)
     print(report.table(args.whole))
     if args.json:
-        args.json.write_text(json.dumps(report.to_dict(), indent=1) + "\n")
+        write_json(args.json, report.to_dict())
 
 
 def _explained(model: nn.Module, sizes: list[tuple[int, ...]]) -> Report:

@@ -6,10 +6,12 @@ graph, the graph's time less that of the operators it calls.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,8 +30,14 @@ from torch_blocked.memory_desc import Blocking
 
 RUN = "torch_blocked.explain"
 REGION, GRAPH = "Torch-Compiled Region: ", "## Call CompiledFxGraph "
+EAGER = "(eager)"  # what runs outside of all regions
 GENERATED = "Inductor's own"
-OTHERWISE = "compiled by another backend, which does not tell its fallbacks and fused reorders"
+LOG_LEVEL = "KINETO_LOG_LEVEL"  # of the profiler
+# The backend leaves graphs without such a convolution to Inductor as they are.
+OTHERWISE = (
+    "without a convolution that can be blocked, or compiled by another backend, which does not tell its fallbacks and "
+    "fused reorders"
+)
 
 
 def is_compiled(model: Callable) -> bool:
@@ -54,60 +62,89 @@ def explain(runner: Runner) -> Report:
         runner.run()
     total, _ = runner.passes(list)
     passes = _profiled(runner)
-    calls, graphs = merged([p.calls for p in passes]), passes[0].graphs
-    lines = [f"{module}: {GRAPHS.get(key, OTHERWISE)}" for module, key in graphs.items()]
-    run = Run("compiled", total, calls, graphs=lines)
-    facts = {module: GRAPHS[key] for module, key in graphs.items() if key in GRAPHS}
-    untimed = [finding for module, graph in facts.items() for finding in _fallbacks(module, graph, calls, run.whole)]
+    calls = merged([p.calls for p in passes])
+    graphs = [(module, GRAPHS.get(name)) for module, names in passes[0].graphs.items() for name in names or [""]]
+    run = Run("compiled", total, calls, graphs=[f"{module}: {facts or OTHERWISE}" for module, facts in graphs])
+    untimed = [f for module, facts in graphs if facts for f in _fallbacks(module, facts, calls, run.whole)]
     return Report(run, sorted(find(calls, run.whole) + untimed, key=lambda finding: -finding.seconds))
 
 
 class Pass(NamedTuple):
-    """One profiled run: its calls, and the names that Inductor gave the graphs it ran."""
+    """One profiled run: its calls, and of each compiled region the names that Inductor gave the graphs it ran."""
 
     calls: list[Call]
-    graphs: dict[str, str]
+    graphs: dict[str, list[str]]
 
 
 def _profiled(runner: Runner) -> list[Pass]:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler writes two lines to stderr
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+    with _quiet_profiler(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         runner.passes(lambda: runner.run(record_function(RUN)), plain=False)
     return [_pass(event) for event in profiled.events() if event.name == RUN]
 
 
+@contextlib.contextmanager
+def _quiet_profiler() -> Iterator[None]:
+    """Else the profiler writes two lines to stderr."""
+    given = os.environ.get(LOG_LEVEL)
+    os.environ.setdefault(LOG_LEVEL, "6")
+    try:
+        yield
+    finally:
+        if given is None:
+            os.environ.pop(LOG_LEVEL, None)
+
+
 def _pass(run: FunctionEvent) -> Pass:
-    """The calls of one run; those of a graph are followed by what is left of its time."""
-    found = Pass([], {})
-    for event in run.cpu_children:
-        if event.name.startswith(REGION):
-            module = f"graph {event.name.removeprefix(REGION)}"
-            found.graphs[module] = _graph_name(event)
-            found.calls.extend(_graph(module, event))
-        elif event.name.startswith(("aten::", "torch_blocked::")):
-            found.calls.append(_call("(eager)", event))
-    return found
+    calls = _calls(run, EAGER)
+    graphs = {call.module: [] for call in calls if call.module != EAGER}
+    for module, name in dict.fromkeys(_graphs(run, EAGER)):
+        graphs.setdefault(module, []).append(name)
+    return Pass(calls, graphs)
 
 
-def _graph(module: str, region: FunctionEvent) -> list[Call]:
-    calls = [_call(module, event) for event in _operators(region)]
-    left = _seconds(region) - sum(call.seconds for call in calls)
-    return [*calls, Call(module, GENERATED, seconds=max(left, 0.0), why="kernels that it fused, and calls")]
+def _module(event: FunctionEvent, outer: str) -> str:
+    """The compiled region that an event runs in, or `EAGER`; `outer` is that of the event around it.
+
+    A graph outside of all regions, such as that of a backward pass, is a region of its own.
+    """
+    if event.name.startswith(REGION):
+        return f"graph {event.name.removeprefix(REGION)}"
+    return f"graph {_graph_name(event)[:12]}" if event.name.startswith(GRAPH) and outer == EAGER else outer
 
 
 def _graph_name(event: FunctionEvent) -> str:
-    """What Inductor calls the first graph that ran within an event; "" where it has no name."""
-    if event.name.startswith(GRAPH):
-        return event.name.removeprefix(GRAPH).split()[0]
-    return next(filter(None, map(_graph_name, event.cpu_children)), "")
+    return event.name.removeprefix(GRAPH).split()[0]
 
 
-def _operators(event: FunctionEvent) -> list[FunctionEvent]:
-    """The outermost operators within an event."""
-    found = []
-    for child in event.cpu_children:
-        found += [child] if "::" in child.name else _operators(child)
-    return found
+def _graphs(event: FunctionEvent, outer: str) -> list[tuple[str, str]]:
+    """The region and the name of each of Inductor's graphs that ran within an event."""
+    module = _module(event, outer)
+    own = [(module, _graph_name(event))] if event.name.startswith(GRAPH) else []
+    return own + [graph for child in event.cpu_children for graph in _graphs(child, module)]
+
+
+def _calls(event: FunctionEvent, outer: str) -> list[Call]:
+    """The outermost operators within an event. After a graph break a region runs the next one within itself."""
+    if _is_operator(event.name):
+        return [_call(outer, event)]
+    module = _module(event, outer)
+    calls = [call for child in event.cpu_children for call in _calls(child, module)]
+    return calls if module == outer else _with_rest(event, module, calls)
+
+
+def _with_rest(event: FunctionEvent, module: str, calls: list[Call]) -> list[Call]:
+    """The calls of a region followed by what is left of its time, then those of the regions within it."""
+    own, inner = [c for c in calls if c.module == module], [c for c in calls if c.module != module]
+    if inner and not own and all(of != module for of, _ in _graphs(event, EAGER)):
+        return inner  # it does nothing before the graph breaks
+    left = _seconds(event) - sum(call.seconds for call in calls)
+    return [*own, Call(module, GENERATED, seconds=max(left, 0.0), why="kernels that it fused, and calls"), *inner]
+
+
+@functools.cache
+def _is_operator(name: str) -> bool:
+    """Whether an event of this name is a call of an operator, of any library: others may have a "::", too."""
+    return "::" in name and bool(torch._C._jit_get_schemas_for_operator(name))
 
 
 def _seconds(event: FunctionEvent) -> float:
@@ -189,6 +226,7 @@ def _chain(call: Call, event: FunctionEvent) -> None:
     plain = Operand(tuple(src), dtype, _tag(len(src), ()))
     call.inputs = [_activation(channels[0], src, block, dtype) if blocking else plain]
     call.outputs = [_activation(channels[-1], (src[0], 0, *spatial, block), block, dtype)]
+    call.convolutions = len(weights)
 
 
 def _reorder(call: Call, event: FunctionEvent) -> None:

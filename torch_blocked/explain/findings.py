@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -119,7 +120,7 @@ def padding(calls: list[Call]) -> Iterator[Finding]:
         if wasteful:
             x = max(wasteful, key=lambda x: x.padding)
             what = f"{x.size[1]} channels in blocks of {x.block}, {x.padding:.1f}x as large"
-            remedy = f"{x.block} channels take no longer"
+            remedy = f"{math.ceil(x.size[1] / x.block) * x.block} channels take no longer"
             why = f"up to {1 - 1 / x.padding:.0%} of it is spent on padding"
             yield Finding("padding", what, [call.module], call.seconds, why, remedy)
 

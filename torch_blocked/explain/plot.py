@@ -28,7 +28,7 @@ def draw(report: Report, path: str | Path) -> None:
         lane = lanes.index(name)
         axes.barh(lane, ms, BAR, left=now, color=COLOURS[name], edgecolor="white", linewidth=0.3)
         if report.share(call) >= NAMED:
-            label = f"{call.module} {call.operator}".strip()
+            label = f"{call.module} {call.operator}".strip().replace("$", r"\$")  # two of them are mathematics
             axes.text(now, lane - BAR / 2, label, fontsize=7, rotation=25, rotation_mode="anchor", va="bottom")
         now += ms
     axes.set_yticks(range(len(lanes)), lanes)

@@ -63,6 +63,7 @@ class Call:
         algorithm, why: of a convolution, as `torch_blocked.algorithm` says.
         fallback: why it ran on plain tensors; None where it did not fall back.
         seconds: what it took, reorders in it included; of a "reorder" the Python around the move, too.
+        convolutions: how many it does, where it is one or several in a chain.
     """
 
     module: str
@@ -74,6 +75,10 @@ class Call:
     fallback: Reason | None = None
     reorders: list[Reorder] = field(default_factory=list)
     seconds: float = 0.0
+    convolutions: int = 0
+
+    def __post_init__(self) -> None:
+        self.convolutions = self.convolutions or int(self.is_convolution)
 
     @property
     def is_blocked(self) -> bool:

@@ -114,6 +114,7 @@ class Report:
             "reorders": [r.seconds or 0.0 for r in reorders],
         }
         found = {name: {"count": len(part), "ms": 1e3 * sum(part)} for name, part in parts.items()}
+        found["convolutions"]["count"] = sum(call.convolutions for call in calls)  # a call may be a chain of them
         found["reorders"]["bytes"] = sum(r.nbytes for r in reorders)
         return found
 

@@ -43,5 +43,7 @@ def run(args: argparse.Namespace) -> None:
             print(picture)
         else:
             picture.save(args.output)
+    except BrokenPipeError:  # not wrong: what reads the output has read enough
+        raise
     except (ValueError, OSError) as error:
         raise UsageError(" ".join(str(error).split())) from None
