@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backend_cases import Lambda, assert_close, block, both, compiled, conv, fresh, randomized  # noqa: F401
-from conftest import dense
+from conftest import assert_same, dense
 from torch import nn
 from torch._inductor import compile_fx
 
@@ -226,6 +226,38 @@ def test_gradients(blocked, training, graphs):
     for actual, expected in zip(gradients(model, function, x), gradients(plain, plain, x), strict=True):
         error = (actual - expected).abs().max()
         assert error <= 1e-4 * expected.abs().max() + 1e-4, error
+
+
+# What the gradient of a blocked answer is: PyTorch's own of a sum, plain ones and blocked ones of any format.
+GIVEN = {
+    "sum": lambda y, g: y.sum().backward(),
+    "square": lambda y, g: y.square().sum().backward(),
+    "plain": lambda y, g: y.backward(g),
+    "channels_last": lambda y, g: y.backward(g.to(memory_format=torch.channels_last)),
+    "its format": lambda y, g: y.backward(g.to(y.format)),
+    "another format": lambda y, g: y.backward(g.to(tb.nChw4c)),
+    "twice": lambda y, g: (y.backward(g, retain_graph=True), y.mean().backward()),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch_blocked", "aot_eager"])
+@pytest.mark.parametrize("blocked_input", [False, True])
+@pytest.mark.parametrize("name", GIVEN)
+def test_gradients_of_a_blocked_answer(name, blocked_input, backend):
+    """The answer leaves the compiled code blocked, and is differentiated in eager mode."""
+    plain = nn.Sequential(nn.Conv2d(3, 20, 3, padding=1), nn.ReLU(), nn.Conv2d(20, 17, 3))
+    model = copy.deepcopy(plain).to(tb.blocked)
+    function = torch.compile(model, backend=backend, fullgraph=True)
+    for _ in range(2):  # with gradients beside it the second time
+        x = torch.randn(2, 3, 7, 6, requires_grad=True)
+        y, expected = function(x.to(tb.nChw8c) if blocked_input else x), plain(copied := x.detach().requires_grad_())
+        assert isinstance(y, tb.BlockedTensor)
+        assert_same(y.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
+        g = torch.randn_like(expected)
+        GIVEN[name](y, g)
+        GIVEN["plain" if "format" in name else name](expected, g)
+        for p, q in zip((x, *model.parameters()), (copied, *plain.parameters()), strict=True):
+            assert_same(p.grad, q.grad, rtol=1e-3, atol=1e-4)
 
 
 OPTIMIZERS = {

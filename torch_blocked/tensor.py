@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
 
 import torch
@@ -114,6 +115,8 @@ class BlockedTensor(Tensor):
             return self
         if isinstance(memory_format, FormatLike):
             return self.to(memory_format)
+        if not torch.compiler.is_dynamo_compiling() and sys._getframe(1).f_code.co_name in _TANGENT_FORMATS:
+            return self
         return self._in_plain_format(memory_format)
 
     def view_strided(self) -> Tensor:
@@ -308,6 +311,21 @@ class BlockedTensor(Tensor):
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
+
+
+# What of AOTAutograd asks, before it compiles, for the strides of the gradient of a returned tensor: those reported.
+_TANGENT_FORMATS = {"coerce_tangent_and_suggest_memory_format"}
+
+
+def _tangent_of_plain(x: Tensor, blocking: object, expected_type: type | None = None) -> Tensor | None:
+    """A plain gradient of a blocked tensor that compiled code returned, in its format; None for other subclasses'."""
+    if expected_type is not BlockedTensor:
+        return None
+    return x.to(format_of(tuple(range(x.dim())), blocking))
+
+
+if not hasattr(Tensor, "__coerce_same_metadata_as_tangent__"):
+    Tensor.__coerce_same_metadata_as_tangent__ = _tangent_of_plain
 
 
 # What `torch._dynamo.decorators.skip` does, without the second that its import takes: `__new__` is seen between the
