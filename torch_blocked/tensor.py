@@ -115,7 +115,7 @@ class BlockedTensor(Tensor):
             return self
         if isinstance(memory_format, FormatLike):
             return self.to(memory_format)
-        if not torch.compiler.is_dynamo_compiling() and sys._getframe(1).f_code.co_name in _TANGENT_FORMATS:
+        if not torch.compiler.is_dynamo_compiling() and sys._getframe(1).f_code.co_name == _TANGENT_FORMAT:
             return self
         return self._in_plain_format(memory_format)
 
@@ -313,8 +313,9 @@ class BlockedTensor(Tensor):
         return copy
 
 
-# What of AOTAutograd asks, before it compiles, for the strides of the gradient of a returned tensor: those reported.
-_TANGENT_FORMATS = {"coerce_tangent_and_suggest_memory_format"}
+# What in AOTAutograd asks, before it compiles, for the gradient of a returned tensor in the strides that this reports:
+# a blocked one has them.
+_TANGENT_FORMAT = "coerce_tangent_and_suggest_memory_format"
 
 
 def _tangent_of_plain(x: Tensor, blocking: object, expected_type: type | None = None) -> Tensor | None:
