@@ -31,7 +31,10 @@ struct MemoryDesc {
     return size;
   }
 
-  int64_t outer(int d) const { return (dims[d] + block(d) - 1) / block(d); }
+  int64_t outer(int d) const {
+    const int64_t size = block(d);
+    return size == 1 ? dims[d] : (dims[d] + size - 1) / size;  // a division takes as long as all the rest
+  }
   int64_t padded(int d) const { return outer(d) * block(d); }
 
   // Element offset of a logical index (oneDNN's off_v): the inner blocks from last to first, then the outer strides.

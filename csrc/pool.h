@@ -23,6 +23,7 @@ class Pool {
     size_t capacity;
     Block *before, *after;  // its neighbours in the segment, null at the ends
     bool free;
+    size_t bytes = 0, guard = 0;  // its owner's: what was asked for, and how much of that at each end is a guard
   };
   // Of at least `bytes`, from the cache or new. Throws std::bad_alloc, after giving back all that is cached.
   Block* allocate(size_t bytes);

@@ -79,7 +79,7 @@ def test_short_rows_that_follow_each_other(isa, guarded, channels, dtype):
 @pytest.mark.parametrize("blocks", [2, 5, 6, 41])
 def test_small_tiles_that_repeat(isa, guarded, blocks, dtype):
     """Blocks of channels of so few pixels that several are moved a call: all of them, a part, one left over. Those of
-    bytes are 64 to 320 bytes, of one to five vectors, and shorter and longer."""
+    bytes are 64 to 256 bytes, of one to four vectors, and shorter and longer."""
     for pixels in (1, 4, 5, 7, 8, 9, 16, 20, 21, 25, 33, 40, 49):
         for batch in (1, 3):
             x = random_bits((batch, 16 * blocks, 1, pixels), dtype)

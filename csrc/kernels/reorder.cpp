@@ -140,22 +140,28 @@ bool transpose_parts(const Matrix& matrix, Traffic traffic) {
   if constexpr (vector_bytes == 64 && size <= 4 && block >= cols) {
     if (traffic.stream || !is_behind_mesh()) return false;
     if constexpr (block_bytes >= 32)
-      if (transpose_from_planes<ToWideRows<T, block_bytes, cols, 128>>(matrix)) return true;
-    if (matrix.cols != block || matrix.src_rows.stride != block_bytes) return false;
+      if (transpose_from_planes<plane_7x7, ToWideRows<T, block_bytes, cols, 128>>(matrix)) return true;
+    if (matrix.cols != block) return false;
     using Tile = ToWideRows<T, bytes, cols, 128>;
     using HalfTile = ToWideRows<T, bytes / 2, cols, 128>;
-    return transpose_to_planes<Tile, HalfTile, block_bytes>(matrix);
+    return transpose_to_planes<plane_7x7, Tile, HalfTile, block_bytes>(matrix);
   }
   return false;
 }
 
-// Blocks of few pixels that follow each other, to rows of as few: weights of depthwise convolutions. False where they
-// are others.
+// Blocks of few pixels that follow each other, to rows of as few, or 3 x 3 back: weights of depthwise convolutions.
+// False where they are others.
 template <class T, int block>
 bool transpose_few_rows(const Matrix& matrix, Traffic traffic) {
   constexpr int size = sizeof(T), bytes = block * size;
   constexpr int64_t few = 16;
-  if (traffic.stream || matrix.count == 1 || matrix.cols != block || matrix.rows > few) return false;
+  if (traffic.stream || matrix.count == 1) return false;
+  if constexpr (size == 2 && bytes == 32 && bytes <= vector_bytes) {
+    using Back = FromWideRows<T, bytes, 8, false>;
+    if (transpose_from_planes<plane_3x3, ToWideRows<T, bytes, 8>>(matrix)) return true;
+    if (transpose_to_planes<plane_3x3, Back, Back, bytes>(matrix)) return true;
+  }
+  if (matrix.cols != block || matrix.rows > few) return false;
   if constexpr (size <= 4 && bytes >= 16 && bytes <= vector_bytes)
     return transpose_overlapping<FromWideRows<T, bytes, std::min(8, 16 / size), false>>(matrix);
   return false;
@@ -180,7 +186,7 @@ bool transpose_shared_lines([[maybe_unused]] const Matrix& matrix, [[maybe_unuse
     if (traffic.stream || !is_behind_mesh() || matrix.dst_rows.stride != dst_bytes || dst_bytes % line == 0)
       return false;
     if constexpr (size == 2)
-      if (transpose_to_planes<PairedRows<T, 32, 0>, PairedRows<T, 16, 31 * line>>(matrix)) return true;
+      if (transpose_to_planes<plane_7x7, PairedRows<T, 32, 0>, PairedRows<T, 16, 31 * line>>(matrix)) return true;
     if constexpr (size == 1)  // few planes have as many pixels as a vector has bytes
       return is_aliased(matrix.src_rows, matrix.rows) && transpose_overlapping<ToWideRows<T, 32, 32>, line>(matrix);
     else
@@ -196,8 +202,8 @@ bool transpose_pieces(const Matrix& matrix) {
   constexpr int64_t size = Tile::element_size, some = bytes / size;
   if (matrix.rows != matrix.padded_rows) return false;
   const int64_t pieces = std::max<int64_t>(1, matrix.rows / some);
-  const auto move = are_planes<size>(matrix.src_rows, matrix.cols)
-                        ? transpose_overlapping<Tile, Tile::cols, plane * size>
+  const auto move = are_planes<plane_7x7, size>(matrix.src_rows, matrix.cols)
+                        ? transpose_overlapping<Tile, Tile::cols, plane_7x7 * size>
                         : transpose_overlapping<Tile>;
   for (int64_t i = 0; i < pieces; i++) {
     const int64_t begin = i * some, end = i + 1 < pieces ? begin + some : matrix.rows;

@@ -47,7 +47,7 @@ struct Merge {
   alignas(64) uint8_t places[64];  // of what there is of the vector of dst; from 64 on, of the one of src
 };
 constexpr int64_t merges_per_vector(int64_t vectors) { return vectors > 1 ? vectors - 1 : 1; }
-constexpr int64_t most_permuted = 5 * 64;  // bytes: of more vectors a transpose takes less time
+constexpr int64_t most_permuted = 4 * 64;  // bytes: of more vectors a transpose takes less time
 
 // All offsets are in bytes.
 struct ReorderKernels {

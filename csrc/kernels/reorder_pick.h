@@ -107,7 +107,7 @@ void permute(const char* src, int64_t next_in_src, char* dst, int64_t next_in_ds
 
 void permute_blocks(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst, int64_t count, int64_t bytes,
                     const Merge* merges) {
-  static constexpr ReorderKernels::Permute* by_vectors[] = {permute<1>, permute<2>, permute<3>, permute<4>, permute<5>};
+  static constexpr ReorderKernels::Permute* by_vectors[] = {permute<1>, permute<2>, permute<3>, permute<4>};
   by_vectors[(bytes + 63) / 64 - 1](src, next_in_src, dst, next_in_dst, count, bytes, merges);
 }
 

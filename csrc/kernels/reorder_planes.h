@@ -1,5 +1,6 @@
-// Planes of 7 x 7 pixels, which most networks end with, from and to channels side by side: by distances that are known
-// when this is compiled, for which instructions have room. Computed, they would fill the registers.
+// Planes of 7 x 7 pixels, which most networks end with, and of 3 x 3, the weights of depthwise convolutions, from and
+// to channels side by side: by distances that are known when this is compiled, for which instructions have room.
+// Computed, they would fill the registers.
 //
 // Everything is in an anonymous namespace (tier.h says why): include it in kernel files only.
 #pragma once
@@ -9,9 +10,10 @@
 namespace torch_blocked {
 namespace {
 
-constexpr int64_t plane = 49;  // pixels
+// In pixels.
+constexpr int64_t plane_7x7 = 49, plane_3x3 = 9;
 
-template <int size>
+template <int64_t plane, int size>
 bool are_planes(const RowOffsets& rows, int64_t pixels) {
   return pixels == plane && rows.stride == plane * size;
 }
@@ -94,7 +96,7 @@ struct PairedRows {
 
 // A tile's columns to as many planes. What whole tiles leave is moved by another, which overlaps the last, or where
 // little is left by half a one, and one row alone: 32 rows, 16 and one.
-template <class Tile, class HalfTile>
+template <int64_t plane, class Tile, class HalfTile>
 [[gnu::always_inline]] inline void move_planes(const char* src, int64_t src_stride, char* dst) {
   static_assert(Tile::rows <= plane);
   constexpr int64_t size = Tile::element_size, left = plane % Tile::rows, whole = plane - left;
@@ -111,7 +113,7 @@ template <class Tile, class HalfTile>
 
 // Src rows are `src_step` bytes apart, where that is not 0. The last columns overlap those before. By numbers, which
 // stay in registers.
-template <class Tile, class HalfTile, int64_t src_step>
+template <int64_t plane, class Tile, class HalfTile, int64_t src_step>
 [[gnu::noinline]] void move_planes(const char* src, int64_t src_stride, int64_t next_in_src, char* dst,
                                    int64_t next_in_dst, int64_t cols, int64_t count) {
   constexpr int64_t size = Tile::element_size;
@@ -119,23 +121,24 @@ template <class Tile, class HalfTile, int64_t src_step>
   for (; count > 0; count--, src += next_in_src, dst += next_in_dst)
     for (int64_t c = 0; c < cols; c += Tile::cols) {
       const int64_t col = std::min(c, cols - Tile::cols);
-      move_planes<Tile, HalfTile>(src + col * size, src_stride, dst + col * plane * size);
+      move_planes<plane, Tile, HalfTile>(src + col * size, src_stride, dst + col * plane * size);
     }
 }
 
-// False where dst has no such planes, or less than a tile's, or src rows are not even.
-template <class Tile, class HalfTile, int64_t src_step = 0>
+// False where dst has no such planes, or less than a tile's, or src rows are not even or not `src_step` apart.
+template <int64_t plane, class Tile, class HalfTile, int64_t src_step = 0>
 bool transpose_to_planes(const Matrix& matrix) {
   const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
   if (rows != padded_rows || cols < Tile::cols || !are_even(matrix)) return false;
-  if (!are_planes<Tile::element_size>(dst_rows, rows)) return false;
-  move_planes<Tile, HalfTile, src_step>(src + src_rows.each[0], src_rows.stride, next_in_src, dst + dst_rows.each[0],
-                                        next_in_dst, cols, count);
+  if (!are_planes<plane, Tile::element_size>(dst_rows, rows)) return false;
+  if (src_step > 0 && src_rows.stride != src_step) return false;
+  move_planes<plane, Tile, HalfTile, src_step>(src + src_rows.each[0], src_rows.stride, next_in_src,
+                                               dst + dst_rows.each[0], next_in_dst, cols, count);
   return true;
 }
 
 // The same backwards, from planes to blocks of as many channels as a tile has rows: the last column is moved alone.
-template <class Tile>
+template <int64_t plane, class Tile>
 [[gnu::noinline]] void move_from_planes(const char* src, int64_t next_in_src, char* dst, int64_t next_in_dst,
                                         int64_t count) {
   constexpr int64_t size = Tile::element_size, block_bytes = Tile::rows * size, last = plane - Tile::cols;
@@ -149,13 +152,13 @@ template <class Tile>
 }
 
 // False where src has no such planes, or dst no such blocks.
-template <class Tile>
+template <int64_t plane, class Tile>
 bool transpose_from_planes(const Matrix& matrix) {
   constexpr int64_t size = Tile::element_size;
   const auto& [src, src_rows, dst, dst_rows, rows, padded_rows, cols, count, next_in_src, next_in_dst] = matrix;
   if (rows != padded_rows || rows != Tile::rows || dst_rows.stride != Tile::rows * size) return false;
-  if (!are_planes<size>(src_rows, cols)) return false;
-  move_from_planes<Tile>(src + src_rows.each[0], next_in_src, dst + dst_rows.each[0], next_in_dst, count);
+  if (!are_planes<plane, size>(src_rows, cols)) return false;
+  move_from_planes<plane, Tile>(src + src_rows.each[0], next_in_src, dst + dst_rows.each[0], next_in_dst, count);
   return true;
 }
 

@@ -236,10 +236,9 @@ Tensor convolution_weight_gradient_cpu(const Tensor& given_src, IntArrayRef src_
                     "convolution_weight_gradient: diff_dst is blocked, of the weight's dims and a block, got shape ",
                     diff_dst.sizes());
   const int64_t block = diff_dst.size(-1);
-  const auto empty = [&](at::ScalarType dtype) {
-    return empty_physical("convolution_weight_gradient", weight_size, weight_order, weight_blocking, dtype);
-  };
-  const Tensor diff_weight = empty(src.scalar_type());
+  const MemoryDesc weight_md =
+      describe_dense("convolution_weight_gradient", weight_size, weight_order, weight_blocking);
+  const Tensor diff_weight = empty_physical(weight_md, src.scalar_type());
   Conv c =
       problem(src, src_blocking, diff_weight, weight_size, weight_blocking, stride, padding, dilation, groups, block);
   TORCH_CHECK_VALUE(
@@ -252,7 +251,7 @@ Tensor convolution_weight_gradient_cpu(const Tensor& given_src, IntArrayRef src_
   if (c.n == 0) return diff_weight.zero_();
   const Tensor dense = diff_dst.contiguous();
   const bool half = src.scalar_type() != at::kFloat;
-  const Tensor sums = half ? empty(at::kFloat) : diff_weight;
+  const Tensor sums = half ? empty_physical(weight_md, at::kFloat) : diff_weight;
   if (half)
     c.half_src = values(src);
   else

@@ -32,14 +32,14 @@ Tensor reorder_cpu(const Tensor& src, SymIntArrayRef symbolic_size, IntArrayRef 
   const IntArrayRef size = known(symbolic_size);
   const at::ScalarType dst_dtype = dtype.value_or(src.scalar_type());
   MemoryDesc src_md = describe("reorder: src", src, size, src_blocking);  // checked before anything is done
-  Tensor dst = empty_physical("reorder: dst", size, dst_order, dst_blocking, dst_dtype);
+  const MemoryDesc dst_md = describe_dense("reorder: dst", size, dst_order, dst_blocking);
+  Tensor dst = empty_physical(dst_md, dst_dtype);
   if (dst.numel() == 0) return dst;
   const bool is_lazy = src.is_conj() || src.is_neg();
   const Tensor converted = dst_dtype != src.scalar_type() ? convert(src, dst_dtype)
                            : is_lazy                      ? src.resolve_conj().resolve_neg()
                                                           : src;
   if (!converted.is_same(src)) src_md = describe("reorder: src", converted, size, src_blocking);
-  const MemoryDesc dst_md = describe("reorder: dst", dst, size, dst_blocking);
   or_out_of_memory("reorder", [&] {
     reorder(src_md, converted.const_data_ptr(), dst_md, dst.mutable_data_ptr(), dst.element_size(), num_threads());
   });
@@ -49,8 +49,8 @@ Tensor reorder_cpu(const Tensor& src, SymIntArrayRef symbolic_size, IntArrayRef 
 double reorder_tile_rate_cpu(const Tensor& src, IntArrayRef size, IntArrayRef src_blocking, IntArrayRef dst_order,
                              IntArrayRef dst_blocking) {
   const MemoryDesc src_md = describe("reorder_tile_rate: src", src, size, src_blocking);
-  const Tensor dst = empty_physical("reorder_tile_rate: dst", size, dst_order, dst_blocking, src.scalar_type());
-  const MemoryDesc dst_md = describe("reorder_tile_rate: dst", dst, size, dst_blocking);
+  const MemoryDesc dst_md = describe_dense("reorder_tile_rate: dst", size, dst_order, dst_blocking);
+  const Tensor dst = empty_physical(dst_md, src.scalar_type());
   double rate = 0;
   or_out_of_memory("reorder_tile_rate", [&] {
     rate = reorder_tile_rate(src_md, src.const_data_ptr(), dst_md, dst.mutable_data_ptr(), dst.element_size());

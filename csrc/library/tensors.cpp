@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/safe_numerics.h>
 
 #include <algorithm>
 #include <atomic>
@@ -27,41 +28,45 @@ std::atomic<bool> guards_on{false};
 std::atomic<int64_t> guards_damaged{0};
 
 struct PoolAllocator final : c10::Allocator {
-  struct Context {
-    Pool::Block* block;
-    size_t bytes, guard;
-    unsigned char* data() const { return reinterpret_cast<unsigned char*>(block->data); }
-  };
-  static void release(void* context) {
-    Context* const c = static_cast<Context*>(context);
-    const auto damaged = [&](size_t at) {
-      return std::any_of(c->data() + at, c->data() + at + c->guard, [](unsigned char byte) { return byte != poison; });
+  static bool is_damaged(const Pool::Block& block) {
+    const auto damaged = [&](const char* guard) {
+      return std::any_of(guard, guard + block.guard, [](unsigned char byte) { return byte != poison; });
     };
-    if (c->guard && (damaged(0) || damaged(c->bytes - c->guard))) guards_damaged++;
-    Pool::instance().release(c->block);
-    delete c;
+    return damaged(block.data) || damaged(block.data + block.bytes - block.guard);
+  }
+  static void release(void* context) {
+    Pool::Block* const block = static_cast<Pool::Block*>(context);
+    if (block->guard && is_damaged(*block)) guards_damaged++;
+    Pool::instance().release(block);
   }
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
     const size_t guard = guards_on ? guard_bytes : 0;
-    Context c{nullptr, bytes + 2 * guard, guard};
+    Pool::Block* block = nullptr;
     try {
-      c.block = Pool::instance().allocate(c.bytes);
+      block = Pool::instance().allocate(bytes + 2 * guard);
     } catch (const std::bad_alloc&) {
       TORCH_CHECK_WITH(OutOfMemoryError, false, "torch_blocked: can't allocate memory: you tried to allocate ", bytes,
                        " bytes; use a smaller batch");
     }
-    if (guard) std::memset(c.data(), poison, c.bytes);
-    return {c.data() + guard, new Context(c), &release, c10::Device(c10::kCPU)};
+    block->bytes = bytes + 2 * guard, block->guard = guard;
+    if (guard) std::memset(block->data, poison, block->bytes);
+    return {block->data + guard, block, &release, c10::Device(c10::kCPU)};
   }
   void copy_data(void* dst, const void* src, size_t bytes) const override { default_copy_data(dst, src, bytes); }
 };
 
+PoolAllocator* pool_allocator() {
+  static PoolAllocator allocator;
+  return &allocator;
+}
+
+constexpr c10::DispatchKeySet cpu(c10::DispatchKey::CPU);
+
 }  // namespace
 
 Tensor empty_pooled(IntArrayRef size, at::ScalarType dtype) {
-  static PoolAllocator allocator;
-  return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CPU), dtype, std::nullopt);
+  return at::detail::empty_generic(size, pool_allocator(), cpu, dtype, std::nullopt);
 }
 
 Tensor empty_like_cpu(const Tensor& like) {
@@ -159,32 +164,37 @@ MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size
   return md;
 }
 
-// Of a tensor that nothing else knows yet: `permute` would make a second one, for a fifth of what a small reorder
-// takes.
-static void permute_new(const Tensor& tensor, IntArrayRef axes) {
-  c10::SmallVector<int64_t, 2 * max_ndims> sizes, strides;
-  for (const int64_t axis : axes) sizes.push_back(tensor.size(axis)), strides.push_back(tensor.stride(axis));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+// A number of elements that no int64 holds is PyTorch's own error.
+static int64_t times(int64_t numel, int64_t dim, IntArrayRef size) {
+  int64_t product;
+  TORCH_CHECK(!c10::mul_overflows(numel, dim, &product), "Storage size calculation overflowed with sizes=", size);
+  return product;
 }
 
-Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
-                      at::ScalarType dtype) {
-  const MemoryDesc md = dims_and_blocks(name, size, blocking);
-  c10::SmallVector<int64_t, 2 * max_ndims> in_memory, back(size.size(), -1);
-  TORCH_CHECK_VALUE(order.size() == size.size(), name, ": order ", order, " names each of ", size.size(), " axes once");
-  for (const int64_t axis : order) {
-    TORCH_CHECK_VALUE(axis >= 0 && axis < md.ndims && back[axis] < 0, name, ": order ", order, " names each of ",
-                      size.size(), " axes once");
-    back[axis] = in_memory.size();
-    in_memory.push_back(md.outer(axis));
+MemoryDesc describe_dense(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking) {
+  MemoryDesc md = dims_and_blocks(name, size, blocking);
+  unsigned named = 0;
+  for (const int64_t axis : order)
+    if (axis >= 0 && axis < md.ndims) named |= 1u << axis;
+  TORCH_CHECK_VALUE(order.size() == size.size() && named + 1 == 1u << md.ndims, name, ": order ", order,
+                    " names each of ", size.size(), " axes once");
+  int64_t stride = md.inner_numel();
+  for (int i = md.ndims; i-- > 0;) {
+    md.strides[order[i]] = stride;
+    stride = times(stride, std::max<int64_t>(md.outer(order[i]), 1), size);
   }
+  return md;
+}
+
+Tensor empty_physical(const MemoryDesc& md, at::ScalarType dtype) {
+  c10::SmallVector<int64_t, 2 * max_ndims> sizes, strides;
+  for (int d = 0; d < md.ndims; d++) sizes.push_back(md.outer(d)), strides.push_back(md.strides[d]);
+  int64_t inner_stride = md.inner_numel();
   for (int i = 0; i < md.inner_nblks; i++) {
-    back.push_back(in_memory.size());
-    in_memory.push_back(md.inner_blks[i]);
+    sizes.push_back(md.inner_blks[i]);
+    strides.push_back(inner_stride /= md.inner_blks[i]);
   }
-  const Tensor dense = empty_pooled(in_memory, dtype);
-  if (!std::is_sorted(back.begin(), back.end())) permute_new(dense, back);
-  return dense;
+  return at::detail::empty_strided_generic(sizes, strides, pool_allocator(), cpu, dtype);
 }
 
 static std::optional<Precision> precision_of(at::ScalarType dtype) {

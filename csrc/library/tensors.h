@@ -51,9 +51,9 @@ struct Physical {
 // The descriptor of a physical tensor; checks that its shape is what the logical size and the blocking give.
 MemoryDesc describe(const char* name, const Physical& physical, IntArrayRef size, IntArrayRef blocking);
 
-// A dense physical tensor whose outer dims lie in memory in the order `order`.
-Tensor empty_physical(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking,
-                      at::ScalarType dtype);
+// That of a dense one whose outer dims lie in memory in the order `order`, and a new such tensor.
+MemoryDesc describe_dense(const char* name, IntArrayRef size, IntArrayRef order, IntArrayRef blocking);
+Tensor empty_physical(const MemoryDesc& md, at::ScalarType dtype);
 
 // The shape of `src`, (n, blocks, ..., block) of `channels` channels; checked. Its pixels are those of a dense one.
 BlockedShape blocked_shape(const char* name, const Tensor& src, int64_t channels);
