@@ -16,7 +16,8 @@ import torch_blocked as tb
 from torch_blocked import _python, library
 from torch_blocked.__main__ import main
 from torch_blocked.benchmark.measure import num_threads
-from torch_blocked.tensor import padding_of
+from torch_blocked.explain import passes
+from torch_blocked.physical import padding_of
 
 pytest.register_assert_rewrite(
     "deferred_cases",
@@ -44,6 +45,12 @@ def seed(number):
 @pytest.fixture(autouse=True)
 def seeded():
     seed(0)
+
+
+@pytest.fixture
+def two_passes(monkeypatch):
+    """Tests of `tb.explain` look at what is told, not at times: two passes do."""
+    monkeypatch.setattr(passes, "PASSES", 2)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ import torch_blocked as tb
 from torch_blocked import equivalents, library
 from torch_blocked.benchmark.measure import num_threads
 from torch_blocked.formats import activation_format
+from torch_blocked.physical import padding_of
 from torch_blocked.tensor import BlockedTensor
 
 CHANNELS = (1, 3, 8, 15, 16, 17, 31, 40, 130)
@@ -62,7 +63,7 @@ def back(physical, x):
     """The plain tensor of an answer of the blocks and the size of `x`; its padding is zero."""
     blocking = activation_format(x.dim(), physical.size(-1)).blocking
     y = BlockedTensor(physical, blocking, x.shape)
-    assert not any(part.any() for part in tb.tensor.padding_of(physical, blocking, x.shape))
+    assert not any(part.any() for part in padding_of(physical, blocking, x.shape))
     return y.to_dense()
 
 

@@ -14,7 +14,7 @@ import torch
 from torch_blocked import _python, logs
 from torch_blocked.formats import format_of
 from torch_blocked.memory_desc import Blocking
-from torch_blocked.tensor import outer_order
+from torch_blocked.physical import outer_order
 
 
 @dataclass

@@ -16,6 +16,7 @@ from torch_blocked import _python, counting, equivalents
 from torch_blocked.deferred import expose
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking
+from torch_blocked.physical import inner_is_dense, lies_in_order, split_axes
 from torch_blocked.tensor import (
     BlockedTensor,
     Function,
@@ -23,9 +24,6 @@ from torch_blocked.tensor import (
     check_is_resolved,
     check_tensor,
     followed,
-    inner_is_dense,
-    lies_in_order,
-    split_axes,
 )
 
 _EAGER = (Tensor, torch.nn.Parameter)

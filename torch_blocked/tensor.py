@@ -6,7 +6,6 @@ No operator lives here: see dispatch/.
 from __future__ import annotations
 
 import inspect
-import itertools
 import sys
 from collections.abc import Callable
 
@@ -19,6 +18,7 @@ from torch_blocked.deferred import ToCome, expose, finish_deferred
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking, MemoryDesc
+from torch_blocked.physical import inner_is_dense, lies_in_order, merge_axes, outer_order, padding_of
 
 
 class BlockedTensor(Tensor):
@@ -126,7 +126,7 @@ class BlockedTensor(Tensor):
 
         Raises: ValueError where a copy would be needed: `to_dense` makes it.
         """
-        if merge_axes(self) is None:
+        if merged(self) is None:
             raise ValueError(
                 f"view_strided: {self.format.tag} of size {tuple(self.shape)} has no strides; y.to_dense() copies"
             )
@@ -382,30 +382,6 @@ def check_blocked_format(name: str, fmt: object, size: tuple[int, ...]) -> Forma
     return fmt
 
 
-def lies_in_order(physical: Tensor, order: tuple[int, ...]) -> bool:
-    """Whether the outer axes lie in memory as `order` says; axes of one element lie anywhere."""
-    strides = [physical.stride(d) for d in order if physical.size(d) != 1]
-    return all(a >= b for a, b in itertools.pairwise(strides))
-
-
-def outer_order(physical: Tensor, ndim: int) -> tuple[int, ...]:
-    """The outer axes from outermost to innermost in memory; the logical order wherever the strides allow it."""
-    stride, size = physical.stride(), physical.shape
-    told = [stride[d] for d in range(ndim) if size[d] != 1]
-    if all(a >= b for a, b in itertools.pairwise(told)):
-        return tuple(range(ndim))
-    return tuple(sorted(range(ndim), key=lambda d: (-stride[d], size[d] <= 1)))
-
-
-def inner_is_dense(physical: Tensor, blocking: Blocking) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(physical.shape), reversed(physical.stride()[-len(blocking) :]), strict=False):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def from_physical(data: Tensor, size: tuple[int, ...], fmt: Format) -> BlockedTensor:
     """The blocked tensor of logical size `size` and format `fmt` whose bytes are `data`, which it shares.
 
@@ -447,30 +423,6 @@ def from_physical(data: Tensor, size: tuple[int, ...], fmt: Format) -> BlockedTe
     return result
 
 
-def padding_of(physical: Tensor, blocking: Blocking, size: torch.Size) -> list[Tensor]:
-    """Views that cover the padding of a physical tensor of logical size `size`.
-
-    The last block of an axis is cut at its size: all inner blocks beyond the cut are padding and, where the axis is
-    split again, so is the rest of the block that the cut lies in.
-    """
-    parts = []
-    for axis in blocking.axes:
-        below, rest = blocking.block(axis), size[axis] % blocking.block(axis)
-        if not rest:
-            continue
-        last = physical.select(axis, physical.size(axis) - 1)
-        for i in (i for i, a in enumerate(blocking.inner_idxs) if a == axis):
-            dim = len(size) - 1 + i  # one less: `axis` is gone
-            below //= blocking.inner_blks[i]
-            cut, rest = rest // below, rest % below  # not divmod: they may be symbolic
-            beyond = cut + (1 if rest else 0)
-            parts.append(last.narrow(dim, beyond, last.size(dim) - beyond))
-            if not rest:
-                break
-            last = last.narrow(dim, cut, 1)
-    return parts
-
-
 def check_is_resolved(function: str, x: Tensor) -> None:
     """Raises TypeError for one whose values are not those of its bytes: kernels read these."""
     if x.is_conj() or x.is_neg():
@@ -478,35 +430,9 @@ def check_is_resolved(function: str, x: Tensor) -> None:
         raise TypeError(f"{function} shares the bytes, and these are not {what} yet: call x.{name}() first")
 
 
-def split_axes(x: Tensor, blocking: Blocking) -> Tensor | None:
-    """The physical view of a plain tensor, each blocked axis split; None where a size is no multiple of its block."""
-    size = tuple(x.shape)
-    if blocking.padded(size) != size:
-        return None
-    if x.numel() == 0:
-        return x.new_empty(blocking.physical_shape(size))  # its strides would be no format's
-    ndim, stride = x.dim(), list(x.stride())
-    inner_stride = [0] * len(blocking)
-    for i in reversed(range(len(blocking))):
-        axis, block = blocking[i]
-        inner_stride[i] = stride[axis]
-        stride[axis] *= block
-    assert len(stride) == ndim
-    return x.as_strided(blocking.physical_shape(size), stride + inner_stride, x.storage_offset())
-
-
-def merge_axes(y: BlockedTensor) -> Tensor | None:
-    """The plain view of a blocked tensor's bytes; None where an axis' outer and inner parts do not merge."""
-    physical, ndim, size = followed(y), y.dim(), tuple(y.shape)
-    stride = []
-    for axis in range(ndim):
-        parts = [axis] + [ndim + i for i, a in enumerate(y.blocking.inner_idxs) if a == axis]
-        held = [p for p in parts if physical.size(p) > 1] or parts[-1:]
-        for outer, inner in itertools.pairwise(held):
-            if physical.stride(outer) != physical.size(inner) * physical.stride(inner):
-                return None
-        stride.append(physical.stride(held[-1]))
-    return physical.as_strided(size, stride, physical.storage_offset())
+def merged(y: BlockedTensor) -> Tensor | None:
+    """The plain view of a blocked tensor's bytes; None where there is none."""
+    return merge_axes(followed(y), y._blocking, y.shape)
 
 
 class Function(torch.autograd.Function):
@@ -523,7 +449,7 @@ class ViewStrided(Function):
     @staticmethod
     def forward(y: BlockedTensor) -> Tensor:
         expose(y._physical)
-        return merge_axes(y)
+        return merged(y)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:  # noqa: ANN001

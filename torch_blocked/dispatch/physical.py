@@ -11,7 +11,8 @@ from torch._ops import OpOverload
 
 from torch_blocked import reorder
 from torch_blocked.memory_desc import Blocking
-from torch_blocked.tensor import BlockedTensor, padding_of
+from torch_blocked.physical import padding_of
+from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 

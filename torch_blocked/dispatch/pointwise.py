@@ -13,8 +13,9 @@ from torch_blocked.dispatch.fallback import assign, bump_version, fallback
 from torch_blocked.dispatch.physical import are_alike, broadcasts_to, clear_padding, is_expanded, lead, operand, shifted
 from torch_blocked.dispatch.registry import Handler, register, register_rule
 from torch_blocked.memory_desc import Blocking
+from torch_blocked.physical import padding_of
 from torch_blocked.reorder import to_plain
-from torch_blocked.tensor import BlockedTensor, padding_of
+from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
 

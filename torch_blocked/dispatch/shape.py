@@ -14,14 +14,14 @@ from torch_blocked.dispatch.fallback import fallback
 from torch_blocked.dispatch.physical import agree_outside, block_range, resized, shifted
 from torch_blocked.dispatch.registry import register
 from torch_blocked.memory_desc import Blocking
-from torch_blocked.tensor import BlockedTensor, merge_axes
+from torch_blocked.tensor import BlockedTensor, merged
 
 aten = torch.ops.aten
 
 
 def as_plain(x: BlockedTensor) -> Tensor:
     """The plain tensor: the same bytes where one set of strides can say them, else a reorder."""
-    plain = merge_axes(x)
+    plain = merged(x)
     if plain is None:
         return reorder.to_plain(x)
     counting.record_left()
@@ -48,7 +48,7 @@ def view(func: OpOverload, x: BlockedTensor, size: list[int]) -> Tensor:
     same = _view_with_ones(x, size) if len(size) > 2 else None
     if same is not None:
         return same
-    plain = merge_axes(x)
+    plain = merged(x)
     if plain is not None and plain.is_contiguous():
         counting.record_left()
         return plain.view(size)
@@ -224,7 +224,7 @@ def squeeze(func: OpOverload, x: BlockedTensor, dim: int | list[int] | None = No
     """Axes of one removed: a view, plain where two or fewer are left and one set of strides can say them."""
     gone = _axes_of_one(x, dim)
     kept = [d for d in range(x.dim()) if d not in gone]
-    plain = merge_axes(x) if len(kept) <= 2 else None
+    plain = merged(x) if len(kept) <= 2 else None
     if plain is not None:
         counting.record_left()
         return plain.view([x.size(d) for d in kept])

@@ -1,0 +1,210 @@
+"""`tb.explain` of compiled models: what the graphs' own code ran, by graph."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from explain_cases import Fallback, Three, explained, network
+from torch import nn
+
+import torch_blocked as tb
+
+pytestmark = pytest.mark.usefixtures("two_passes")
+
+
+@pytest.mark.parametrize("backend", ["torch_blocked", "inductor"])
+def test_compiled(backend):
+    torch._dynamo.reset()  # else sizes that earlier tests changed are symbolic here
+    model = nn.Sequential(network(nn.BatchNorm2d(32), nn.ReLU(), Fallback(), Three()), nn.ReLU()).eval()
+    try:
+        report = explained(torch.compile(model, backend=backend))
+    finally:
+        torch._dynamo.reset()
+    assert report.run.how == "compiled"
+    convolutions = [c for c in report.run.calls if c.operator == "convolution"]
+    assert [c.outputs[0].size[1] for c in convolutions] == [32, 3, 32, 32]
+    assert all(c.seconds > 0 and c.module.startswith("graph ") for c in convolutions)
+    assert any(c.operator == "Inductor's own" for c in report.run.calls)
+    kinds = {f.kind for f in report.findings}
+    (graph,) = report.run.graphs
+    if backend == "torch_blocked":
+        assert kinds == {"fallback", "padding"} and "fallbacks: aten.cummax.default" in graph
+        assert "4 convolutions, 3 operators fused" in graph
+        assert convolutions[0].algorithm == "conv+norm"
+    else:
+        assert kinds == {"padding"} and "another backend" in graph
+    assert "graph " in str(report) and json.dumps(report.to_dict())
+
+
+def compiled_report(model, x, backend):
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad():
+            return tb.explain(torch.compile(model, backend=backend), x)
+    finally:
+        torch._dynamo.reset()
+
+
+class Beside(nn.Module):
+    """Two convolutions, one of them transposed, whose answers are one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ConvTranspose2d(16, 48, 3, padding=4)
+
+    def forward(self, x):
+        return torch.cat([self.a(x), self.b(x)], 1)
+
+
+def test_compiled_convolutions_into_one_tensor():
+    report = compiled_report(Beside().eval(), torch.randn(1, 16, 12, 12), "torch_blocked")
+    found = {c.operator: (c.inputs[0].size, c.outputs[0].size) for c in report.run.calls if c.is_convolution}
+    assert found == {
+        "convolution_out": ((1, 16, 12, 12), (1, 32, 6, 6)),
+        "convolution_transpose_out": ((1, 16, 12, 12), (1, 48, 6, 6)),
+    }
+
+
+def test_compiled_chain_of_convolutions_and_linear():
+    layers = nn.Conv2d(3, 24, 3, stride=2), nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.Conv2d(24, 17, 1)
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(17, 5)
+    report = compiled_report(nn.Sequential(*layers, *head).eval(), torch.randn(1, 3, 13, 12), "torch_blocked")
+    (call,) = [c for c in report.run.calls if c.is_convolution]
+    assert (call.operator, call.inputs[0].size, call.outputs[0].size) == (
+        "convolution_chain", (1, 3, 13, 12), (1, 17, 6, 5),
+    )  # fmt: skip
+    assert call.convolutions == 3 and report.totals()["convolutions"]["count"] == 3
+    assert any(line.startswith("3 convolutions: ") for line in report.summary())
+    assert "3 convolutions, " in report.run.graphs[0]
+    (call,) = [c for c in report.run.calls if c.operator == "linear"]
+    assert [(o.size, o.is_blocked) for o in call.inputs] == [((1, 17), False), ((5, 17), False), ((5,), False)]
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x.double()
+
+
+def test_compiled_fallbacks_are_not_our_own_operators():
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), Double(), nn.Conv2d(32, 16, 3).double()).eval()
+    report = compiled_report(model, torch.randn(1, 16, 12, 12), "torch_blocked")
+    (finding,) = report.findings
+    assert finding.kind == "fallback"
+    found = [(c.is_blocked, bool(c.fallback)) for c in report.run.calls if c.is_convolution]
+    assert found == [(True, False), (False, True)]
+
+
+def test_compiled_half_precision():
+    model = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ConvTranspose2d(32, 16, 3, stride=2)).bfloat16().to(tb.blocked)
+    report = compiled_report(model, torch.randn(1, 16, 12, 12).bfloat16(), "inductor")
+    operands = [(x.size, x.dtype) for c in report.run.calls if c.is_convolution for x in c.inputs[:1] + c.outputs]
+    sizes = ((1, 16, 12, 12), (1, 32, 10, 10), (1, 32, 10, 10), (1, 16, 21, 21))
+    assert operands == [(size, "bfloat16") for size in sizes]
+
+
+class Broken(nn.Module):
+    """Two convolutions, a fallback in the graph after the break."""
+
+    def __init__(self, at_once=False):
+        super().__init__()
+        self.a, self.b, self.at_once = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3), at_once
+
+    def forward(self, x):
+        if self.at_once:
+            torch._dynamo.graph_break()
+        x = self.a(x)
+        torch._dynamo.graph_break()
+        return self.b(x).cummax(1).values
+
+
+def of_convolutions(report):
+    """The module and channels of each."""
+    return [(c.module, c.outputs[0].size[1]) for c in report.run.calls if c.is_convolution]
+
+
+@pytest.mark.parametrize("at_once, first", [(False, 0), (True, 1)])
+def test_compiled_with_a_graph_break(at_once, first):
+    report = compiled_report(Broken(at_once).eval(), torch.randn(1, 3, 12, 12), "torch_blocked")
+    names = [f"graph {i}/0" for i in (first, first + 1)]
+    assert of_convolutions(report) == list(zip(names, (32, 16), strict=True))
+    assert [c.module for c in report.run.calls if c.operator == "Inductor's own"] == names
+    assert [line.partition(":")[0] for line in report.run.graphs] == names
+    assert ["fallbacks: aten.cummax.default" in line for line in report.run.graphs] == [False, True]
+    assert [(f.kind, f.modules) for f in report.findings] == [("fallback", names[1:])]
+    assert [c.module for c in report.run.calls if c.fallback] == names[1:]
+    assert sum(c.seconds for c in report.run.calls) < 10 * report.run.seconds
+
+
+def test_compiled_by_another_backend_with_a_graph_break():
+    report = compiled_report(Broken().eval(), torch.randn(1, 3, 12, 12), "aot_eager")
+    assert [line.partition(":")[0] for line in report.run.graphs] == ["graph 0/0", "graph 1/0"]
+    assert [c.module for c in report.run.calls if c.is_convolution] == ["graph 0/0", "graph 1/0"]
+
+
+class Named(nn.Module):
+    """Compiled and other parts under names of the user's own."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = torch.compile(part, backend="torch_blocked")
+
+    def forward(self, x):
+        with torch.profiler.record_function("backbone"), torch.profiler.record_function("stage::one"):
+            x = self.part(x)
+        with torch.profiler.record_function("head"):
+            return torch.ops.explain_test.negative(x.exp())
+
+
+@pytest.fixture
+def negative():
+    """An operator of another library."""
+    with torch.library._scoped_library("explain_test", "DEF") as library:
+        library.define("negative(Tensor x) -> Tensor")
+        library.impl("negative", torch.neg, "CPU")
+        yield
+
+
+def test_compiled_within_names_of_the_users_own(negative):
+    torch._dynamo.reset()
+    try:
+        report = explained(Named(nn.Conv2d(3, 32, 3).eval()))
+    finally:
+        torch._dynamo.reset()
+    assert of_convolutions(report) == [("graph 0/0", 32)]
+    assert [line.partition(":")[0] for line in report.run.graphs] == ["graph 0/0"]
+    assert [c.operator for c in report.run.calls if c.module == "(eager)"] == ["exp", "negative"]
+
+
+class Step(nn.Module):
+    """A training step: the backward pass's graph is in no region."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = torch.compile(nn.Conv2d(16, 32, 3), backend="torch_blocked")
+
+    def forward(self, x):
+        self.part(x).sum().backward()
+
+
+def test_compiled_backward():
+    torch._dynamo.reset()
+    try:
+        report = tb.explain(Step(), torch.randn(1, 16, 12, 12))
+    finally:
+        torch._dynamo.reset()
+    forward, backward = [c for c in report.run.calls if c.operator == "Inductor's own"]
+    assert forward.module == "graph 0/0" != backward.module != "(eager)"
+    (call,) = [c for c in report.run.calls if c.operator == "convolution_weight_gradient"]
+    assert call.module == backward.module
+    assert [line.split(" conv")[0].split()[-1] for line in report.run.graphs] == ["1", "0"]
+
+
+@pytest.mark.parametrize("level", [None, "3"])
+def test_the_profilers_log_level_is_as_it_was(level, monkeypatch):
+    name = "KINETO_LOG_LEVEL"
+    monkeypatch.delenv(name, raising=False) if level is None else monkeypatch.setenv(name, level)
+    compiled_report(nn.ReLU(), torch.randn(2, 3), "torch_blocked")
+    assert os.environ.get(name) == level
