@@ -59,7 +59,9 @@ const ChannelKernels* channel_kernels(int64_t block) { return TORCH_BLOCKED_KERN
 
 void reduce_channels(const BlockedShape& s, ChannelReduction how, const float* src, float* dst) {
   const auto reduce = channel_kernels(s.block)->reduce[how];
+  const auto denormals = how == Greatest || how == Least ? Denormals::Kept : Denormals::Flushed;
   each_tile(s, [&](const Pixels& pixels) {
+    const Denormals here(denormals);
     float values[most_lanes];
     reduce({pixels.read(src, Scratch::get(pixels.copy_size())), pixels.stride(), s.channels}, values);
     std::copy_n(values, pixels.count, dst + pixels.index());
@@ -70,6 +72,7 @@ void find_channel(const BlockedShape& s, bool least, const float* src, float* ds
   const ChannelKernels& kernels = *channel_kernels(s.block);
   const auto find = least ? kernels.find_least : kernels.find_greatest;
   each_tile(s, [&](const Pixels& pixels) {
+    const Denormals kept(Denormals::Kept);
     float values[most_lanes];
     int64_t at[most_lanes];
     find({pixels.read(src, Scratch::get(pixels.copy_size())), pixels.stride(), s.channels}, values, at);

@@ -16,22 +16,24 @@
 
 namespace torch_blocked {
 
-// While it lives, this thread's arithmetic takes and gives zeros for denormals, which are a hundred times slower. Moves
-// keep them. As much as a kernel's result may lose by it is below the smallest normal number.
-class FlushDenormals {
-#if defined(__x86_64__) || defined(_M_X64)
+// While it lives, this thread's arithmetic takes and gives zeros for denormals, which are a hundred times slower, or
+// keeps them: what only compares does, as two of them would be equal. Moves keep them anyway.
+class Denormals {
  public:
-  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | flush_to_zero | denormals_are_zero); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
+  enum What { Flushed, Kept };
+#if defined(__x86_64__) || defined(_M_X64)
+  explicit Denormals(What what) : saved_(_mm_getcsr()) {
+    constexpr unsigned flush_to_zero = 0x8000, denormals_are_zero = 0x0040, both = flush_to_zero | denormals_are_zero;
+    _mm_setcsr(what == Flushed ? saved_ | both : saved_ & ~both);
+  }
+  ~Denormals() { _mm_setcsr(saved_); }
+  Denormals(const Denormals&) = delete;
+  Denormals& operator=(const Denormals&) = delete;
 
  private:
-  static constexpr unsigned flush_to_zero = 0x8000, denormals_are_zero = 0x0040;
   const unsigned saved_;
 #else
- public:
-  FlushDenormals() {}
+  explicit Denormals(What) {}
 #endif
 };
 
@@ -68,7 +70,7 @@ void parallel(int64_t nthreads, const Body& body) {
       const int64_t team = omp_get_num_threads(), thread = omp_get_thread_num();
       const int64_t n = nthreads < team ? nthreads : team;
       if (thread < n) try {
-          const FlushDenormals flush;
+          const Denormals flushed(Denormals::Flushed);
           body(thread, n);
         } catch (...) {
           std::lock_guard<std::mutex> lock(error_mutex);
@@ -79,7 +81,7 @@ void parallel(int64_t nthreads, const Body& body) {
     return;
   }
 #endif
-  const FlushDenormals flush;
+  const Denormals flushed(Denormals::Flushed);
   body(int64_t(0), int64_t(1));
 }
 

@@ -187,7 +187,9 @@ void pool(const Pooling& a) {
                                                   : kernels.max;
   // Of what a row reads, about.
   const auto end = [&](int64_t h) { return std::min(src.ih, rows[h].begin + rows[h].taps * a.h.dilation); };
+  const auto denormals = a.mode == PoolMode::Average ? Denormals::Flushed : Denormals::Kept;
   const auto pool_row = [&](const Plane& plane, int64_t c, int64_t h, int64_t offset, bool stream) {
+    const Denormals here(denormals);
     const int64_t ahead_rows = h + 1 < a.oh ? end(h + 1) - end(h) : end(0);  // the last one: of the next plane
     const int64_t ahead_lines = ceil_div(ahead_rows * src.iw * src.block * int64_t(sizeof(float)), a.ow * 64);
     float* const dst = a.dst + offset;

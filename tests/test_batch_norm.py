@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same
+from conftest import assert_same, dense
 from dispatch_cases import (
     SRC_VIEWS,
     cases,
@@ -162,6 +162,21 @@ def test_batch_norm_by_one_running_statistic_changes_none(dtype):
 
     for case in (f, g):
         check_error(case, image(17).to(dtype).to(tb.nChw16c), torch.zeros(17, dtype=dtype))
+
+
+@pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("blocked_src", [False, True])
+def test_blocked_running_statistics_move(norm, dtype, blocked_src):
+    x, found = image(17).to(dtype), []
+    for blocked in (False, True):
+        running = [torch.zeros(17, dtype=dtype), torch.ones(17, dtype=dtype)]
+        running = [r.to(tb.blocked) for r in running] if blocked else running
+        src = (x.to(tb.nChw16c) if blocked_src else x.clone()).requires_grad_()
+        norm(src, *running, None, None, True, 0.3).square().sum().backward()
+        found.append((*running, src.grad))
+    for plain, blocked in zip(*found, strict=True):
+        assert_same(blocked, dense(plain))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

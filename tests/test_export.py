@@ -67,6 +67,41 @@ def test_the_program_is_fused_and_gives_the_answer(blocked, dynamic):
     assert not model._forward_hooks
 
 
+class Scaled(nn.Module):
+    """With an operand of fewer axes, whose first size is one that the batch may have."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(3, 7, 3), nn.Parameter(torch.randn(7, 1, 1))
+
+    def forward(self, x):
+        return torch.relu(self.conv(x) * self.scale) + self.scale
+
+
+def test_sizes_of_other_ranks_are_no_constraints():
+    model, x = Scaled().eval(), torch.randn(2, 3, 9, 8)
+    program = tb.export(model, (x,), dynamic_shapes={"x": BATCH})
+    for n in (2, 7):
+        x = torch.randn(n, 3, 9, 8)
+        assert_close(program.module()(x), model(x))
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 17, 3)
+
+    def forward(self, x):
+        return self.conv(torch.cond(x.sum() > 0, lambda t: t * 2, lambda t: t - 1, (x,)))
+
+
+def test_branches():
+    model, x = Branching().eval(), torch.randn(2, 3, 9, 8)
+    program = tb.export(model, (x,))
+    for src in (x.abs(), -x.abs()):
+        assert_close(program.module()(src), model(src))
+
+
 def test_keyword_arguments():
     model, x, scale = Residual().eval(), torch.randn(1, 3, 8, 8), torch.randn(8, 1, 1)
     program = tb.export(model, (x,), {"scale": scale})

@@ -99,6 +99,13 @@ def test_dlpack_of_a_part_is_up_to_date(x):
     assert torch.equal(torch.from_dlpack(part.to_dense() if type(part) is tb.BlockedTensor else part), x[:, 3:18] + 1)
 
 
+def test_dlpack_of_a_part_is_a_copy(x):
+    y = x.to(tb.nChw16c)
+    part = y.flatten(1)
+    torch.from_dlpack(part).add_(1)
+    assert torch.equal(part.clone(), x.flatten(1)) and torch.equal(y.to_dense(), x)
+
+
 def test_what_reaches_for_bytes_is_refused(x):
     y = x.to(tb.nChw16c)
     for reach in (torch.utils.dlpack.to_dlpack, torch.Tensor.data_ptr, torch.Tensor.__dlpack__):

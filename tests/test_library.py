@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CHANNELS, padding_is_zero
+from conftest import CHANNELS, assert_same, padding_is_zero
 from kernel_cases import SHAPES, assert_same_in_python_threads, check_close, pair, run
 
 import torch_blocked as tb
@@ -269,6 +269,29 @@ def test_denormals_are_flushed_inside_and_only_there(isa):
     assert torch.equal(x.to(fmt).to_dense(), x), "a reorder keeps them"
     everywhere = torch.full((1 << 20,), tiny) * 0.5  # in all of PyTorch's threads
     assert everywhere.count_nonzero() == everywhere.numel()
+
+
+COMPARED = {
+    "max_pool2d": lambda x: torch.nn.functional.max_pool2d(x, 2, return_indices=True),
+    "adaptive_max_pool2d": lambda x: torch.nn.functional.adaptive_max_pool2d(x, 2, return_indices=True),
+    "amax of images": lambda x: x.amax((2, 3)),
+    "max of channels": lambda x: x.max(1),
+    "min of channels": lambda x: x.min(1),
+    "argmax": lambda x: x.argmax(1),
+    "amin": lambda x: x.amin(1),
+    "relu": lambda x: x.relu(),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_denormals_that_are_compared_differ(isa, name):
+    x = torch.randint(-9, 9, (2, 17, 6, 6)) * 1e-42
+    with torch.no_grad(), tb.fallback("error"):
+        actual, expected = COMPARED[name](x.to(tb.blocked)), COMPARED[name](x)
+    if isinstance(expected, torch.Tensor):
+        actual, expected = (actual,), (expected,)
+    for a, b in zip(actual, expected, strict=True):
+        assert_same(a, b, rtol=0, atol=0)
 
 
 WITHOUT_MEMORY = """

@@ -229,6 +229,32 @@ def test_half_precision_is_accumulated_in_single(dtype):
         check(lambda x: x.log_softmax(1), y, expects=contextlib.nullcontext, rtol=0, atol=0)
 
 
+DEVIATIONS = {
+    "std": lambda x, dim: x.std(dim),
+    "std_mean": lambda x, dim: torch.std_mean(x, dim),
+    "var": lambda x, dim: x.var(dim),
+    "var_mean": lambda x, dim: torch.var_mean(x, dim),
+}
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+@pytest.mark.parametrize("dim", [None, 1, (1, 2, 3), (2, 3)], ids=str)
+@pytest.mark.parametrize("channels", [16, 17])
+def test_deviations_whose_squares_overflow(name, dim, channels):
+    x = torch.arange(2.0 * channels * 16).view(2, channels, 4, 4)
+    for dtype, largest in ((torch.float16, 6e4), (torch.float32, 1e20), (torch.float32, 4e18), (torch.bfloat16, 1e20)):
+        y = (x / x.max() * largest).to(dtype)
+        tolerances = {} if dtype is torch.float32 else dict(rtol=1e-2, atol=0)
+        for fmt in FEW_FORMATS:
+            check(lambda x: DEVIATIONS[name](x, dim), y.to(fmt), expects=contextlib.nullcontext, **tolerances)
+
+
+def test_nansum_of_half_precision_rounds_once():
+    x = (torch.rand(4, 64, 7, 8) + 0.5).half()
+    y, exact = x.to(tb.nChw16c).nansum((1, 3)), x.double().nansum((1, 3))
+    assert ((y.to_dense() - exact).abs() <= exact * 2.0**-11).all()
+
+
 @pytest.mark.parametrize("dims", [(2, 3), (0, 2, 3)], ids=str)
 def test_extremes_of_images(dims):
     for x in images(17):

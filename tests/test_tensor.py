@@ -292,6 +292,37 @@ def test_deepcopy_takes_the_gradient_along_as_a_plain_one_does(x, wrap):
     assert copy.deepcopy(y).grad is None
 
 
+@pytest.mark.parametrize("wrap", [torch.Tensor.detach, nn.Parameter], ids=["tensor", "parameter"])
+def test_deepcopy_parts_parameters_as_that_of_plain_ones_does(x, wrap):
+    """Two parameters on the same memory."""
+    shared = []
+    for value in (x, x.to(tb.nChw16c)):
+        a, b = copy.deepcopy([wrap(value), wrap(value)])
+        with torch.no_grad():
+            a.zero_()
+        shared.append(not b.to_dense().any() if isinstance(b, tb.BlockedTensor) else not b.any())
+    assert shared[0] == shared[1]
+
+
+class Named(torch.Tensor):
+    """A subclass that does nothing of its own."""
+
+
+def test_beside_a_plain_subclass(x):
+    y, named = x.to(tb.nChw16c), x.clone().as_subclass(Named)
+    for answer, expected in (
+        (y + named, x + x),
+        (torch.cat([y, named]), torch.cat([x, x])),
+        (nn.Conv2d(21, 8, 2).to(tb.blocked).requires_grad_(False)(named), None),
+    ):
+        assert type(answer) is tb.BlockedTensor
+        assert expected is None or torch.equal(answer.to_dense(), expected)
+    assert y.add_(named) is y and torch.equal(y.to_dense(), x + x)
+    z = y
+    z += named
+    assert z is y and torch.equal(y.to_dense(), x + x + x)
+
+
 def test_deepcopy_of_what_has_a_grad_fn(x):
     y = x.requires_grad_().to(tb.nChw16c)
     with pytest.raises(RuntimeError) as error:

@@ -126,6 +126,36 @@ SEVERAL = [
 ]  # fmt: skip
 
 
+# What reads the bytes below the dispatcher, after a write to a copy.
+READS = {
+    "to_dense": lambda y: y.to_dense(),
+    "contiguous": lambda y: y.contiguous(),
+    "channels_last": lambda y: y.contiguous(memory_format=torch.channels_last),
+    "plain format": lambda y: y.to(tb.format("nchw"), copy=True),
+    "another format": lambda y: y.to(tb.nChw8c),
+    "a write to an item": lambda y: y.__setitem__((slice(None), 1), 0.0) or y + 1,
+    "a write by a list": lambda y: y.__setitem__((slice(None), [1, 3]), 2.0) or y + 1,
+}
+COPIED = {"channels": lambda y: y[:, 3:20], "flat": lambda y: y.view(-1)[:5], "in a block": lambda y: y[:, :3]}
+
+
+@pytest.mark.parametrize("part", COPIED)
+@pytest.mark.parametrize("read", READS)
+def test_a_conversion_sees_the_writes(read, part):
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        COPIED[part](y).mul_(3)
+        return READS[read](y) if isinstance(y, tb.BlockedTensor) else plain_read(y)
+
+    def plain_read(y: Tensor) -> Tensor:
+        return READS[read](y) if "write" in read else y
+
+    torch._dynamo.reset()
+    x = torch.randn(2, 40, 3, 4)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(dense(compiled(x.to(tb.nChw16c))), function(x.clone()))
+
+
 @pytest.mark.parametrize("channels", [20, 24, 32, 40])
 @pytest.mark.parametrize("write", SEVERAL, ids=lambda f: f.__name__)
 def test_parts_of_one_tensor_are_parts_of_one_copy(write, channels):

@@ -119,6 +119,59 @@ def test_the_gradient_of_a_write_to_a_view(case):
     assert type(grads[1]) is torch.Tensor
 
 
+# Views of views, and views that report other strides than the bytes have.
+WRITTEN_PARTS = {
+    "row of a channel": lambda x: x[:, 0, 0],
+    "row": lambda x: x[:, :, 0],
+    "channels": lambda x: x[:, 1:3],
+    "channel of channels": lambda x: x[:, 1:3][:, 0],
+    "channels permuted": lambda x: x[:, 1:3].permute(0, 2, 3, 1),
+    "channel transposed": lambda x: x[:, 0].transpose(1, 2),
+    "diagonal of a channel": lambda x: x[:, 0].diagonal(dim1=1, dim2=2),
+    "diagonal": lambda x: x.diagonal(dim1=2, dim2=3),
+    "part of a pixel": lambda x: x[:, :, 1:2, 1:2].squeeze()[..., :3],
+    "all of a channel": lambda x: x[:, 0][:],
+}
+
+
+@cases(WRITTEN_PARTS)
+@pytest.mark.parametrize("channels", [3, 16, 17])
+@pytest.mark.parametrize("transform", [False, True])
+def test_the_gradient_of_a_write_to_a_view_of_a_view(case, channels, transform):
+    leaf, weight = torch.randn(2, channels, 4, 4), torch.randn(2, channels, 4, 4)
+
+    def loss(x):
+        y = x * 1
+        case(y).mul_(2)
+        return (y * weight).sum()
+
+    def gradient(x):
+        return torch.func.grad(loss)(x) if transform else torch.autograd.grad(loss(x.requires_grad_()), x)[0]
+
+    assert_same(gradient(leaf.to(tb.nChw16c)), gradient(leaf.clone()))
+
+
+def test_views_of_an_inference_tensor_outside_of_inference_mode():
+    with torch.inference_mode():
+        plain = torch.randn(1, 17, 2, 3)
+        x = plain.to(tb.nChw16c)
+    views = (
+        lambda x: x[0, 0],
+        lambda x: x[:1, :1],
+        lambda x: x[0][0],
+        lambda x: x[0, :, 0, 0][3],
+        lambda x: x[:, 3:17][:, 2],
+        lambda x: x.flatten(1),
+    )
+    for view in views:
+        assert_same(view(x).clone(), view(plain))
+        assert view(x).is_inference()
+    for write in (lambda x: x[:1].add_(1), lambda x: x[:1].requires_grad_()):
+        for whole in (plain, x):
+            with pytest.raises(RuntimeError, match="outside InferenceMode"):
+                write(whole)
+
+
 def test_a_copied_view_is_otherwise_an_ordinary_tensor():
     plain = torch.randn(2, 17, 4, 4)
     view, expected = plain.to(tb.nChw16c).flatten(1), plain.flatten(1)

@@ -264,7 +264,6 @@ _REDUCTIONS_OF_CHANNELS = {
     "sum": lambda x: x.sum(1),
     "mean": lambda x: x.mean(1),
     "norm": lambda x: torch.linalg.vector_norm(x, dim=1),
-    "deviations": lambda x: (x - x.mean(1, keepdim=True)).square().sum(1),
     "norm_of_deviations": lambda x: torch.linalg.vector_norm(x - x.mean(1, keepdim=True), dim=1),
     "logsumexp": lambda x: x.logsumexp(1),
     "max": lambda x: x.amax(1),

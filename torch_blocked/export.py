@@ -104,7 +104,9 @@ def _describe_constants(gm: fx.GraphModule) -> None:
     fakes = torch._guards.detect_fake_mode([value for value in known if isinstance(value, Tensor)])
     for node in gm.graph.find_nodes(op="get_attr"):
         module, _, name = node.target.rpartition(".")
-        node.meta["val"] = fakes.from_tensor(getattr(gm.get_submodule(module), name), static_shapes=True)
+        constant = getattr(gm.get_submodule(module), name)
+        if isinstance(constant, Tensor):  # not a branch of torch.cond
+            node.meta["val"] = fakes.from_tensor(constant, static_shapes=True)
 
 
 def _drop_unused(gm: fx.GraphModule) -> None:

@@ -76,9 +76,8 @@ diff_bias)``
 
 ``torch_blocked::reduce_channels(src, channels, how) -> dst``
     A value a pixel of src, (n, ceil(channels / block), ..., block), float32, in blocks of `kernel_blocks`; dst is
-    (n, ...). `how` is "sum", "mean", "norm" (the root of the sum of squares), "deviations" (the sum of the squares of
-    what channels differ from their mean), "norm_of_deviations" (its root), "logsumexp", "max" or "min". From 1 to
-    2**24 channels.
+    (n, ...). `how` is "sum", "mean", "norm" (the root of the sum of squares), "norm_of_deviations" (that of what
+    channels differ from their mean), "logsumexp", "max" or "min". From 1 to 2**24 channels.
 
 ``torch_blocked::find_channel(src, channels, least) -> (dst, indices)``
     The greatest value, or the `least`, of each pixel and, int64, the first channel that has it; src, dst and indices

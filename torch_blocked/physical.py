@@ -11,6 +11,11 @@ from torch import Tensor
 from torch_blocked.memory_desc import Blocking
 
 
+def same_size(a: torch.Size, b: torch.Size) -> bool:
+    """Whether two sizes are equal. Of their ranks first: what is compared of symbolic ones becomes a guard."""
+    return len(a) == len(b) and a == b
+
+
 def lies_in_order(physical: Tensor, order: tuple[int, ...]) -> bool:
     """Whether the outer axes lie in memory as `order` says; axes of one element lie anywhere."""
     strides = [physical.stride(d) for d in order if physical.size(d) != 1]

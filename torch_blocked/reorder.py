@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torch_blocked import _python, counting, equivalents
 from torch_blocked.deferred import expose
+from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
 from torch_blocked.memory_desc import Blocking
 from torch_blocked.physical import inner_is_dense, lies_in_order, split_axes
@@ -161,6 +162,7 @@ def refuse_jit() -> None:
 
 
 def _reorder_eagerly(x: Tensor, order: tuple[int, ...], blocks: tuple[tuple[int, int], ...], copy: bool) -> Tensor:
+    registry.level()  # the bytes are read below the dispatcher
     if not copy and is_in_format(x, format_of(order, blocks)):
         return x
     return ToFormat.apply(x, order, blocks)

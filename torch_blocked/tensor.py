@@ -79,6 +79,7 @@ class BlockedTensor(Tensor):
     def physical(self) -> Tensor:
         """The strided tensor of the bytes: the outer axes in logical order, then the inner blocks. Shares memory."""
         expose(self._physical)
+        registry.level()
         return followed(self)
 
     @property
@@ -130,6 +131,7 @@ class BlockedTensor(Tensor):
             raise ValueError(
                 f"view_strided: {self.format.tag} of size {tuple(self.shape)} has no strides; y.to_dense() copies"
             )
+        registry.level()
         return ViewStrided.apply(self)
 
     def _in_plain_format(self, memory_format: torch.memory_format) -> Tensor:
@@ -185,6 +187,13 @@ class BlockedTensor(Tensor):
                 f"a blocked tensor with a gradient of size {tuple(self.shape)} cannot become a plain one of size "
                 f"{tuple(value.shape)}: set its .grad to None first"
             )
+
+    def as_subclass(self, cls: type) -> BlockedTensor:
+        """This tensor: it has no bytes that another class could take.
+
+        PyTorch asks of every answer where a plain subclass was among the arguments, in-place operators' included.
+        """
+        return self
 
     def to(self, *args: object, memory_format: torch.memory_format | None = None, **kwargs: object) -> Tensor:
         """As `Tensor.to`; `torch.contiguous_format` makes it plain, though it reports row-major strides."""
@@ -303,11 +312,13 @@ class BlockedTensor(Tensor):
             raise RuntimeError(
                 "only leaf tensors can be deep-copied, this one has a grad_fn; use .detach().clone() instead"
             )
-        # `physical` through deepcopy, so that storages shared before are shared after.
-        physical = self._physical.__deepcopy__(memo)
-        parameter, exposed = isinstance(self, torch.nn.Parameter), _python.is_exposed(self._physical)
+        # As PyTorch's own: of a tensor through deepcopy, so that storages shared before are shared after; a parameter
+        # has bytes of its own.
+        parameter = isinstance(self, torch.nn.Parameter)
+        physical = self._physical.clone() if parameter else self._physical.__deepcopy__(memo)
+        exposed = not parameter and _python.is_exposed(self._physical)
         copy = _rebuild(physical, self._blocking, tuple(self.shape), self.requires_grad, parameter, exposed)
-        if self.grad is not None and not isinstance(self, torch.nn.Parameter):  # as Tensor's and Parameter's own
+        if self.grad is not None and not parameter:  # as Tensor's and Parameter's own
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy

@@ -179,12 +179,6 @@ Vec squared_deviations(const ChannelTile& a) {
   return over_channels(a, AddSquaredDeviations(means)) - sum * sum / Vec(float(a.channels));
 }
 
-void deviations(const ChannelTile& a, float* dst) {
-  squared_deviations(a).store(dst);
-  for (int p = 0; p < block; p++)
-    if (!(dst[p] >= 0 && dst[p] < infinity)) dst[p] = float(squares_in_double(a, p, true));
-}
-
 void norm_of_deviations(const ChannelTile& a, float* dst) {
   float squares[block];
   squared_deviations(a).store(squares);
@@ -257,7 +251,7 @@ void log_softmax_backward(const ChannelTile& a, const float* dst, float* diff_sr
 
 extern const ChannelKernels TORCH_BLOCKED_TIER_NAME(channel_kernels) = {
     block,
-    {reduce<Add>, mean, norm, deviations, norm_of_deviations, log_sum_exp, reduce<Most>, reduce<Fewest>},
+    {reduce<Add>, mean, norm, norm_of_deviations, log_sum_exp, reduce<Most>, reduce<Fewest>},
     find<Most>,
     find<Fewest>,
     softmax,

@@ -15,10 +15,10 @@ struct ChannelTile {
   int64_t channels;   // more than 0
 };
 
-// The sum of the values and their mean; the root of the sum of their squares; the sum of the squares of what they
-// differ from their mean, and its root; the logarithm of the sum of their exponentials; extremes. Squares may be beyond
-// what float32 holds where their root is not.
-enum ChannelReduction { Sum, Mean, Norm, Deviations, NormOfDeviations, LogSumExp, Greatest, Least, channel_reductions };
+// The sum of the values and their mean; the root of the sum of their squares, and of those of what they differ from
+// their mean; the logarithm of the sum of their exponentials; extremes. Squares may be beyond what float32 holds where
+// their root is not.
+enum ChannelReduction { Sum, Mean, Norm, NormOfDeviations, LogSumExp, Greatest, Least, channel_reductions };
 
 struct ChannelKernels {
   int64_t block;  // channels in a block, lanes of a vector

@@ -26,16 +26,14 @@ ChannelReduction reduction(c10::string_view name) {
   static constexpr std::pair<const char*, ChannelReduction> reductions[] = {{"sum", Sum},
                                                                             {"mean", Mean},
                                                                             {"norm", Norm},
-                                                                            {"deviations", Deviations},
                                                                             {"norm_of_deviations", NormOfDeviations},
                                                                             {"logsumexp", LogSumExp},
                                                                             {"max", Greatest},
                                                                             {"min", Least}};
   for (const auto& [known, how] : reductions)
     if (name == known) return how;
-  TORCH_CHECK_VALUE(
-      false, "reduce_channels: one of sum, mean, norm, deviations, norm_of_deviations, logsumexp, max, min, got '",
-      name, "'");
+  TORCH_CHECK_VALUE(false, "reduce_channels: one of sum, mean, norm, norm_of_deviations, logsumexp, max, min, got '",
+                    name, "'");
 }
 
 }  // namespace

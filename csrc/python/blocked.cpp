@@ -63,7 +63,9 @@ static int64_t number_of(pybind11::handle number) {
 }
 
 static void append(pybind11::handle tuple, c10::SmallVector<int64_t, 8>& numbers) {
-  for (const pybind11::handle number : pybind11::cast<pybind11::tuple>(tuple)) numbers.push_back(number_of(number));
+  if (!PyTuple_Check(tuple.ptr())) throw pybind11::type_error("expected a tuple of ints");
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple.ptr()); i++)
+    numbers.push_back(number_of(PyTuple_GET_ITEM(tuple.ptr(), i)));
 }
 
 c10::SmallVector<int64_t, 8> numbers_of(pybind11::handle tuple) {

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch_blocked import library
 from torch_blocked.compile.nodes import call, insert, keep_strides, values
 from torch_blocked.equivalents import batch_norm_aten
+from torch_blocked.physical import same_size
 
 aten = torch.ops.aten
 
@@ -62,7 +63,7 @@ def add(graph: fx.Graph, convolution: fx.Node, node: fx.Node) -> PostOps | None:
     if len(others) != 1 or not isinstance(others[0], fx.Node):
         return None
     value, own = others[0].meta.get("val"), convolution.meta["val"]
-    if not isinstance(value, Tensor) or value.shape != own.shape or value.dtype != own.dtype:
+    if not isinstance(value, Tensor) or not same_size(value.shape, own.shape) or value.dtype != own.dtype:
         return None
     return before._replace(residual=others[0], residual_last=before.activation != "none")
 

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch_blocked import library
 from torch_blocked.compile.fusion import CONVOLUTIONS, post_ops
 from torch_blocked.compile.nodes import keep_strides
+from torch_blocked.physical import same_size
 
 aten = torch.ops.aten
 
@@ -43,7 +44,7 @@ def _factors(product: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     size = product.meta["val"].shape
     for src, scale in (product.args, product.args[::-1]):
         one_each = (*size[:2], *[1] * (len(size) - 3), size[-1])
-        if src.meta["val"].shape == size and scale.meta["val"].shape == one_each:
+        if same_size(src.meta["val"].shape, size) and same_size(scale.meta["val"].shape, one_each):
             return src, scale
     return None
 

@@ -8,6 +8,7 @@ import importlib
 
 FAMILIES = (
     "along",
+    "collectives",
     "convolution",
     "indexing",
     "losses",

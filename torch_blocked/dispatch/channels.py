@@ -45,12 +45,12 @@ def _mean(x: BlockedTensor) -> Tensor:
     return _reduced(x, "mean")
 
 
-def _variance(x: BlockedTensor, correction: float | None = None) -> Tensor:
-    return _reduced(x, "deviations").div_(_freedom(x, correction))
-
-
 def _deviation(x: BlockedTensor, correction: float | None = None) -> Tensor:
     return _reduced(x, "norm_of_deviations").div_(math.sqrt(_freedom(x, correction)))
+
+
+def _variance(x: BlockedTensor, correction: float | None = None) -> Tensor:
+    return _deviation(x, correction).square_()  # a sum of squares may be beyond float32 where their mean is not
 
 
 def _freedom(x: BlockedTensor, correction: float | None) -> float:

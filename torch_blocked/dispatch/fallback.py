@@ -85,8 +85,18 @@ def announce(func: OpOverload, args: tuple) -> None:
             )
 
 
-def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:
-    """`func` on plain tensors; blocked arguments that it writes to are written, and returned for their copies."""
+def run_plain(
+    func: OpOverload,
+    args: tuple,
+    kwargs: dict,
+    written: list[object] | None = None,
+    wait: Callable[[object], None] | None = None,
+) -> object:
+    """`func` on plain tensors; blocked arguments that it writes to are written, and returned for their copies.
+
+    `written`: the arguments that it writes to, where its schema does not say it. `wait`: is called with the result
+    before, of operators that write later.
+    """
     plain: dict[int, Tensor] = {}
     blocked: dict[int, BlockedTensor] = {}
 
@@ -100,7 +110,10 @@ def run_plain(func: OpOverload, args: tuple, kwargs: dict) -> object:
 
     with lazy_bits():
         result = func(*map_nested(to_plain, args), **{k: map_nested(to_plain, v) for k, v in kwargs.items()})
-    written = [x for x in written_arguments(func, args, kwargs) if isinstance(x, BlockedTensor)]
+    if wait is not None:
+        wait(result)
+    given = written_arguments(func, args, kwargs) if written is None else written
+    written = [x for x in given if isinstance(x, BlockedTensor)]
     for x in written:
         _write_back(func, x, plain[id(x)])
 

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from torch_blocked.dispatch.fallback import written_arguments
 from torch_blocked.dispatch.registry import Handler
+from torch_blocked.physical import same_size
 from torch_blocked.tensor import BlockedTensor
 
 HALF = (torch.bfloat16, torch.float16)
@@ -55,7 +56,7 @@ def _dtype_of_others(floats: list[Tensor], mixed: bool) -> torch.dtype | None:
     half, shape = floats[0].dtype, floats[0].shape
     if all(x.dtype is half for x in floats):
         return half
-    fits = mixed and all(x.dtype is (half if x.shape == shape else torch.float32) for x in floats)
+    fits = mixed and all(x.dtype is (half if same_size(x.shape, shape) else torch.float32) for x in floats)
     return torch.float32 if fits else None
 
 

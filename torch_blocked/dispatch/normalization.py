@@ -121,6 +121,8 @@ def batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """By the batch's statistics, which move the running ones, or (eval) by the running ones."""
+    if training and (isinstance(running_mean, BlockedTensor) or isinstance(running_var, BlockedTensor)):
+        return _moving_blocked(func, x, weight, bias, (running_mean, running_var), training, momentum, eps)
     both = (running_mean is None) == (running_var is None)
     if not both or not _has_channel_kernel(x, weight, bias, running_mean, running_var):
         return fallback(func, x, weight, bias, running_mean, running_var, training, momentum, eps)
@@ -139,6 +141,18 @@ def batch_norm(
     if dtype is not torch.float32:  # PyTorch normalizes by what it rounded
         mean, var, eps = saved[0], saved[1].float() ** -2, 0.0
     return _normalize(x, weight, bias, mean, var, eps), *saved
+
+
+def _moving_blocked(
+    func: OpOverload, x: Tensor, weight: Tensor | None, bias: Tensor | None, running: tuple, *how: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With running statistics that are blocked: as in PyTorch's own kernel, no write to them is counted."""
+    plain = [to_plain(r) if isinstance(r, BlockedTensor) else r for r in running]
+    answers = func(x, weight, bias, *plain, *how)
+    for r, moved in zip(running, plain, strict=True):
+        if isinstance(r, BlockedTensor):
+            r._physical.copy_(to_blocking(moved, r._blocking))
+    return answers
 
 
 def _move(running: Tensor, value: Tensor, momentum: float) -> None:

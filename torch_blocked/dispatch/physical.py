@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import reorder
 from torch_blocked.memory_desc import Blocking
-from torch_blocked.physical import padding_of
+from torch_blocked.physical import padding_of, same_size
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -105,7 +105,7 @@ def operand(x: object, blocking: Blocking, size: torch.Size) -> object:
     if not isinstance(x, Tensor) or x.dim() == 0:
         return x
     blocked = isinstance(x, BlockedTensor)
-    if blocked and x._blocking == blocking and x.shape == size:
+    if blocked and x._blocking == blocking and same_size(x.shape, size):
         return x._physical
     ndim = len(size)
     shift = ndim - x.dim()
@@ -133,7 +133,7 @@ def are_alike(args: tuple) -> bool:
     blocking, size = first._blocking, first.shape
     for x in args[1:]:
         if isinstance(x, Tensor) and not (
-            isinstance(x, BlockedTensor) and x._blocking == blocking and (x is first or x.shape == size)
+            isinstance(x, BlockedTensor) and x._blocking == blocking and (x is first or same_size(x.shape, size))
         ):
             return False
     return True

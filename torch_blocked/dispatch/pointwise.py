@@ -13,7 +13,7 @@ from torch_blocked.dispatch.fallback import assign, bump_version, fallback
 from torch_blocked.dispatch.physical import are_alike, broadcasts_to, clear_padding, is_expanded, lead, operand, shifted
 from torch_blocked.dispatch.registry import Handler, register, register_rule
 from torch_blocked.memory_desc import Blocking
-from torch_blocked.physical import padding_of
+from torch_blocked.physical import padding_of, same_size
 from torch_blocked.reorder import to_plain
 from torch_blocked.tensor import BlockedTensor
 
@@ -164,7 +164,7 @@ def pointwise_out(func: OpOverload, *args: object, **kwargs: object) -> object:
     outs = {a.name: kwargs[a.name] for a in func._schema.arguments if a.is_out}
     others = {k: v for k, v in kwargs.items() if k not in outs}
     size = _broadcast_size((*args, *others.values()))
-    if any(x.shape != size for x in outs.values()):
+    if not all(same_size(x.shape, size) for x in outs.values()):
         return fallback(func, *args, **kwargs)
     blocking, _ = _layout((*outs.values(), *args, *others.values()))
     args, others = _operands(func, args, others, blocking, size)
@@ -228,7 +228,7 @@ def _ones_in_padding(physical: Tensor, blocking: Blocking, size: torch.Size) -> 
 
 def _broadcast_size(args: tuple) -> torch.Size:
     sizes = [a.shape for a in args if isinstance(a, Tensor)]
-    return sizes[0] if sizes.count(sizes[0]) == len(sizes) else torch.broadcast_shapes(*sizes)
+    return sizes[0] if all(same_size(size, sizes[0]) for size in sizes) else torch.broadcast_shapes(*sizes)
 
 
 def random_(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> object:

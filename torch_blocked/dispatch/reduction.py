@@ -86,16 +86,23 @@ def _mean(x: BlockedTensor, axes: list[int], dtype: torch.dtype | None = None) -
     return (total / _count(x, axes)).to(dtype)
 
 
-def _variance_and_mean(x: BlockedTensor, axes: list[int], correction: float | None = None) -> tuple[Tensor, Tensor]:
-    """In two passes, as the zeros of the padding are as far from the mean as any value."""
-    dims = physical_dims(x, axes)
-    if not _is_padded(x, axes):
-        return over_dims(aten.var_mean.correction, x._physical, dims, correction=correction)
-    physical, count = x._physical.to(accurate(x.dtype)), _count(x, axes)
+def _moments(x: BlockedTensor, axes: list[int], correction: float | None) -> tuple[Tensor, Tensor]:
+    """The variance and the mean of a padded tensor, in double precision as ATen's: squares overflow sooner than roots.
+
+    In two passes, as the zeros of the padding are as far from the mean as any value.
+    """
+    dims, count = physical_dims(x, axes), _count(x, axes)
+    physical = x._physical.to(torch.complex128 if x.is_complex() else torch.float64)
     mean = over_dims(aten.sum.dim_IntList, physical, dims) / count
     centred = clear_padding((physical - mean).abs(), x._blocking, x.shape)
     freedom = max(count - (1 if correction is None else correction), 0)
-    variance = over_dims(aten.sum.dim_IntList, centred.square_(), dims) / freedom
+    return over_dims(aten.sum.dim_IntList, centred.square_(), dims) / freedom, mean
+
+
+def _variance_and_mean(x: BlockedTensor, axes: list[int], correction: float | None = None) -> tuple[Tensor, Tensor]:
+    if not _is_padded(x, axes):
+        return over_dims(aten.var_mean.correction, x._physical, physical_dims(x, axes), correction=correction)
+    variance, mean = _moments(x, axes, correction)
     return variance.to(x.dtype.to_real()), mean.to(x.dtype)
 
 
@@ -106,13 +113,17 @@ def _variance(x: BlockedTensor, axes: list[int], correction: float | None = None
     return over_dims(aten.var.correction, x._physical, physical_dims(x, axes), correction=correction)
 
 
-def _deviation(x: BlockedTensor, axes: list[int], correction: float | None = None) -> Tensor:
-    return _variance(x, axes, correction).sqrt()
-
-
 def _deviation_and_mean(x: BlockedTensor, axes: list[int], correction: float | None = None) -> tuple[Tensor, Tensor]:
-    variance, mean = _variance_and_mean(x, axes, correction)
-    return variance.sqrt(), mean
+    if not _is_padded(x, axes):
+        return over_dims(aten.std_mean.correction, x._physical, physical_dims(x, axes), correction=correction)
+    variance, mean = _moments(x, axes, correction)
+    return variance.sqrt_().to(x.dtype.to_real()), mean.to(x.dtype)
+
+
+def _deviation(x: BlockedTensor, axes: list[int], correction: float | None = None) -> Tensor:
+    if _is_padded(x, axes):
+        return _deviation_and_mean(x, axes, correction)[0]
+    return over_dims(aten.std.correction, x._physical, physical_dims(x, axes), correction=correction)
 
 
 def _vector_norm(x: BlockedTensor, axes: list[int], ord: float = 2, dtype: torch.dtype | None = None) -> Tensor:
@@ -142,6 +153,14 @@ def _count_nonzero(physical: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     return physical.ne(0).sum(dim, keepdim)
 
 
+def _nansum(x: BlockedTensor, axes: list[int], dtype: torch.dtype | None = None) -> Tensor:
+    """In half precision ATen's rounds after each axis."""
+    physical, dims, dtype = x._physical, physical_dims(x, axes), dtype or x.dtype
+    if accurate(dtype) == dtype:
+        return over_dims(aten.nansum.default, physical, dims, dtype=dtype if dtype.is_floating_point else None)
+    return over_dims(aten.nansum.default, physical, dims, dtype=accurate(dtype)).to(dtype)
+
+
 def _one(dtype: torch.dtype) -> int:
     return 1
 
@@ -152,7 +171,7 @@ def _aminmax(x: BlockedTensor, axes: list[int]) -> tuple[Tensor, Tensor]:
 
 _amax = _filled(aten.amax.default, lowest)
 _amin = _filled(aten.amin.default, highest)
-_sum, _nansum = _filled(aten.sum.dim_IntList), _filled(aten.nansum.default)
+_sum = _filled(aten.sum.dim_IntList)
 _product, _nonzeros = _filled(_prod, _one), _filled(_count_nonzero)
 _all, _any = _filled(aten.all.dims, _one), _filled(aten.any.dims)
 

@@ -13,6 +13,7 @@ from torch_blocked.dispatch.fallback import assign, bump_version, fallback, run_
 from torch_blocked.dispatch.physical import broadcasts_to, clear_padding, operand
 from torch_blocked.dispatch.registry import register
 from torch_blocked.formats import plain_format
+from torch_blocked.physical import same_size
 from torch_blocked.tensor import BlockedTensor
 
 aten = torch.ops.aten
@@ -57,7 +58,7 @@ def copy_(func: OpOverload, dst: Tensor, src: Tensor, non_blocking: bool = False
         return func(dst, reorder.to_plain(src), non_blocking)
     if not broadcasts_to(src.shape, dst.shape):
         return fallback(func, dst, src, non_blocking)
-    if src.shape == dst.shape:
+    if same_size(src.shape, dst.shape):
         func(dst._physical, reorder.to_blocking(src, dst._blocking), non_blocking)
     else:
         func(dst._physical, operand(src, dst._blocking, dst.shape), non_blocking)
@@ -147,7 +148,7 @@ def fill_(func: OpOverload, x: Tensor, value: object) -> Tensor:
 @register(aten.set_.source_Tensor)
 def set_(func: OpOverload, x: Tensor, source: Tensor) -> Tensor:
     """`x.set_(source)`: between blocked tensors of one format it copies; bytes of another kind cannot be taken over."""
-    if isinstance(x, BlockedTensor) and isinstance(source, BlockedTensor) and x.shape == source.shape:
+    if isinstance(x, BlockedTensor) and isinstance(source, BlockedTensor) and same_size(x.shape, source.shape):
         assign(x, source)
         return x
     raise RuntimeError("set_ cannot change a tensor between plain and blocked: use x.copy_(source) or x.data = source")

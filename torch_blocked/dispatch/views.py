@@ -31,6 +31,10 @@ def as_views(handler: Handler) -> Handler:
         if torch.is_inference_mode_enabled() and isinstance(x, Tensor) and not x.is_inference():
             with torch.inference_mode(False), torch.no_grad():
                 return view_handler(func, x, *args, **kwargs)
+        if isinstance(x, BlockedTensor) and x.is_inference() and not torch.is_inference_mode_enabled():
+            with torch.inference_mode():  # its views are inference tensors, too
+                return view_handler(func, x, *args, **kwargs)
+        _replay_views()
         result = handler(func, x, *args, **kwargs)
         if not isinstance(x, BlockedTensor):
             return result
@@ -45,6 +49,16 @@ def as_views(handler: Handler) -> Handler:
         return _as_view(x, result)
 
     return view_handler
+
+
+def _replay_views() -> None:
+    """Has autograd derive a write to a view by the view operators, as of a subclass it does anyway.
+
+    Of a plain tensor, as a view within a block is, it would take the strides of the bytes for those of the gradient,
+    and of a blocked one that `torch.func` has wrapped the row-major ones that it reports.
+    """
+    if not torch._C._is_view_replay_enabled():
+        torch._C._set_view_replay_enabled(True)
 
 
 def _as_view(x: BlockedTensor, result: object) -> object:
@@ -120,7 +134,8 @@ class _Copy:
         """Takes the copy again if the source has been written to since."""
         version = self._source_version()
         if version is None or version != self.version:
-            self.whole.copy_(reorder.to_plain(self.source))
+            with torch.inference_mode(self.whole.is_inference()):
+                self.whole.copy_(reorder.to_plain(self.source))
             self.version = version
 
     def write(self, view: Tensor, alone: bool) -> None:
@@ -201,7 +216,8 @@ class CopiedView(Tensor):
         return array
 
     def __dlpack__(self, **kwargs: object) -> object:
-        return self.detach().current().requires_grad_(self.requires_grad).__dlpack__(**kwargs)
+        dense = self.detach().current().clone()  # what is written to it would not reach the blocked tensor
+        return dense.requires_grad_(self.requires_grad).__dlpack__(**kwargs)
 
     def tolist(self) -> object:
         """As `Tensor.tolist`."""

@@ -1,0 +1,67 @@
+"""Collectives of `torch.distributed`. They take plain tensors, so that processes may hold different formats.
+
+c10d's schemas do not say what they write to, and all of them may write later: a blocked tensor is written when they
+have done so, before the call returns.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from torch_blocked.dispatch.fallback import announce, run_plain, written_arguments
+from torch_blocked.dispatch.registry import Handler, register_rule
+from torch_blocked.tensor import BlockedTensor
+
+RECEIVE = {"recv_", "recv_any_source_"}
+
+
+@register_rule
+def handler_of(func: OpOverload) -> Handler | None:
+    """Those that write: of c10d all that end in "_", of the functional ones those whose schemas say it."""
+    if func.namespace == "c10d" and func._opname.endswith("_"):
+        return receive if func._opname in RECEIVE else collective
+    if func.namespace != "_c10d_functional":
+        return None
+    if func._opname == "wait_tensor":
+        return wait_tensor
+    return functional if any(a.is_write for a in func._schema.arguments) else None
+
+
+def collective(func: OpOverload, outputs: object, *args: object, **kwargs: object) -> object:
+    """Writes to its first argument, a tensor or a list or lists of them; answers what to wait for, last or alone."""
+    announce(func, (outputs, *args))
+    return run_plain(func, (outputs, *args), kwargs, written=_tensors(outputs), wait=_wait)
+
+
+def receive(func: OpOverload, outputs: list[Tensor], *args: object) -> object:
+    """Refused: what is to arrive must not be waited for here, and nothing tells when it has."""
+    if any(isinstance(x, BlockedTensor) for x in outputs):
+        raise RuntimeError(
+            f"{func} cannot write to a blocked tensor when the message arrives: receive into a plain one, y.copy_(it)"
+        )
+    return func(outputs, *args)
+
+
+def functional(func: OpOverload, *args: object, **kwargs: object) -> object:
+    """In place or with `out`."""
+    announce(func, args)
+    written = written_arguments(func, args, kwargs)
+    return run_plain(func, args, kwargs, written, lambda answers: [wait_for(x) for x in _tensors(answers)])
+
+
+wait_for = torch.ops._c10d_functional.wait_tensor
+
+
+def wait_tensor(func: OpOverload, x: BlockedTensor) -> BlockedTensor:
+    """Nothing writes to a blocked tensor any more."""
+    return x
+
+
+def _wait(answer: object) -> None:
+    (answer[-1] if isinstance(answer, tuple) else answer).wait()
+
+
+def _tensors(x: object) -> list[Tensor]:
+    return [t for part in x for t in _tensors(part)] if isinstance(x, (list, tuple)) else [x]
