@@ -165,10 +165,12 @@ def test_fields_by_strides(dims, strides, nbytes):
 
 @pytest.mark.parametrize(
     ("dims", "strides"),
-    [((), ()), ((5,), (1,)), ((2, 3, 4), (12, 4, 1)), ((2, 0, 4), (0, 4, 1)), ((3, 2, 0), (0, 0, 1))],
+    [((), ()), ((5,), (1,)), ((2, 3, 4), (12, 4, 1)), ((2, 0, 4), (4, 4, 1)), ((3, 2, 0), (2, 1, 1))],
 )
 def test_row_major(dims, strides):
     assert MemoryDesc(dims).strides == strides
+    if dims:
+        assert MemoryDesc(dims) == MemoryDesc(dims, f32, "abcde"[: len(dims)]) == MemoryDesc.of(torch.empty(dims))
 
 
 @pytest.mark.parametrize(

@@ -233,9 +233,15 @@ RESHAPES = [
     ((2, 17), "aB8b", (1, 2, 17, 1), (48, 24, 8, 8), ((2, 8),)),
     ((1, 17, 5), "aBc8b", (17, 5), (40, 8), ((0, 8),)),
     ((2, 1, 5), "aBc8b", (2, 1, 5, 1), (40, 40, 8, 8), ((1, 8),)),  # a thin axis stays where it is
-    ((3, 0), None, (3, 0), (0, 1), ()),
+    ((3, 0), None, (3, 0), (1, 1), ()),
     ((2, 3, 0), "abc", (6, 0), (1, 1), ()),
     ((0, 4), None, (0, 2, 2), (4, 2, 1), ()),
+    ((2, 0), None, (0,), (1,), ()),
+    ((2, 0), "nc", (1, 1, 0), (1, 1, 1), ()),
+    ((0, 0), "ab", (0,), (1,), ()),
+    ((0, 3), (10, 1), (0, 3), (10, 1), ()),
+    ((0, 3), (10, 1), (3, 0), (1, 1), ()),
+    ((2, 0, 17), "abC8c", (0, 17), (24, 8), ((1, 8),)),
 ]
 
 
@@ -255,8 +261,7 @@ BAD_RESHAPES = [
     ((2, 3), None, ()),
     ((1,), None, ()),
     ((2, 0), None, (2, 3)),
-    ((0, 0), "ab", (0,)),
-    ((0, 3), (10, 1), (3, 0)),
+    ((2, 0, 5), "aBc8b", (2, 5, 0)),  # a blocked axis of no elements stays one
     ((4, 3), (10, 1), (12,)),  # a gap
     ((4, 3), "ba", (12,)),  # out of order
     ((4, 3), (10, 1), (2, 6)),
@@ -306,6 +311,19 @@ def test_reshape_of_plain_tensors_is_view(layout, data):
         assert MemoryDesc.of(x).reshape(new) == expected
 
 
+def shapes(max_ndim):
+    return [dims for ndim in range(1, max_ndim + 1) for dims in itertools.product(range(4), repeat=ndim)]
+
+
+def test_reshape_of_empty_tensors_is_view():
+    """Any shape of no elements, with the strides that `Tensor.view` answers."""
+    empty = [dims for dims in shapes(3) if 0 in dims]
+    for dims in empty:
+        for x in (torch.empty(dims), torch.empty(dims[::-1]).permute(*reversed(range(len(dims))))):
+            for new in empty:
+                assert MemoryDesc.of(x).reshape(new) == MemoryDesc.of(x.view(new)), (x.stride(), dims, new)
+
+
 @property_test
 @given(layouts(min_dim=1), st.data())
 def test_reshape_is_right_or_refused(layout, data):
@@ -344,9 +362,10 @@ def test_added_ones_can_be_dropped_again(layout, data):
     ones.insert(at, 1)
     # A 1 beside a thin axis cannot be told from it: then adding it may rename the thin axis.
     assume(not any(n == 1 != padded for n, padded in zip(dims, desc.padded_dims, strict=True)))
+    assume(blocks or 0 not in dims)  # `Tensor.view` of no elements forgets the order of the axes, too
     assert desc.reshape(ones).reshape(dims) == desc
 
 
 def test_strides_of_no_elements_stay_numbers_of_64_bits():
     with pytest.raises(ValueError, match="a stride would be beyond"):
-        MemoryDesc((2, 0), f32, (2**63 - 1, 1)).reshape((1, 2, 0))
+        MemoryDesc.from_physical((2, 0, 8), f32, ((2, 8),), (2**63 - 1, 1, 8, 1)).reshape((1, 2, 0, 8))

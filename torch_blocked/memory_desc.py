@@ -281,7 +281,7 @@ class MemoryDesc:
         """
         dims, strides, blocking, kind = _ints("dims", dims), (), Blocking(), "blocked"
         if tag_or_strides is None:
-            strides = tuple(math.prod(dims[d + 1 :]) for d in range(len(dims)))
+            strides = _row_major(dims)
         elif isinstance(tag_or_strides, (list, tuple)):
             strides = _ints("strides", tag_or_strides, len(dims))
         elif not isinstance(tag_or_strides, str):
@@ -425,7 +425,8 @@ class MemoryDesc:
         """The same memory with other dims of the same volume, the elements kept in row-major logical order.
 
         Axes are matched from the right. Unpadded 1s come and go, equal axes stay as they are, blocked or not, and other
-        axes are merged or split, which needs them unblocked, dense and in order. ValueError for everything else.
+        axes are merged or split, which needs them unblocked, dense and in order; without blocks and elements any dims
+        of no elements will do. ValueError for everything else.
         """
         self._require("blocked", "any")
         dims = _ints("dims", dims)
@@ -433,6 +434,9 @@ class MemoryDesc:
             raise ValueError(f"cannot reshape {self.dims} to {dims}: expected at least one axis and the same volume")
         if self.format_kind == "any":
             return self._make(dims, self.dtype, (), self.blocking, 0, "any")
+        if 0 in dims and not self.blocking:  # no element to keep in place: as `torch.Tensor.view` answers
+            strides = self.strides if dims == self.dims else _row_major(dims)
+            return self._make(dims, self.dtype, strides, self.blocking, self.offset0)
         todo, strides, renamed, stride = list(dims), [], {}, 1
         for rest, stride, axis in self._runs():
             while True:
@@ -440,7 +444,7 @@ class MemoryDesc:
                 if n != rest and (n <= 0 or rest % n or (axis >= 0 and n != 1)):
                     raise ValueError(f"cannot reshape {self} to {dims}: only unblocked, dense axes can merge or split")
                 strides.append(stride)
-                stride *= -(-n // self.blocking.block(axis))
+                stride *= -(-n // self.blocking.block(axis)) or 1
                 if n == rest:
                     break
                 rest //= n
@@ -458,7 +462,7 @@ class MemoryDesc:
             n, stride = self.dims[d], self.strides[d]
             if d in self.blocking.axes:
                 runs.append((n, stride, d))
-            elif runs and runs[-1][2] < 0 and stride == runs[-1][0] * runs[-1][1]:
+            elif runs and runs[-1][2] < 0 and stride == (runs[-1][0] or 1) * runs[-1][1]:
                 runs[-1] = (n * runs[-1][0], runs[-1][1], -1)
             elif n != 1:
                 runs.append((n, stride, -1))
@@ -467,6 +471,11 @@ class MemoryDesc:
     def _require(self, *kinds: str) -> None:
         if self.format_kind not in kinds:
             raise ValueError(f"expected a descriptor with {' or '.join(kinds)} format, got {self!r}")
+
+
+def _row_major(dims: Dims) -> Dims:
+    """The strides of a contiguous tensor."""
+    return _dense_strides(Tag(tuple(range(len(dims))), Blocking()), dims)
 
 
 def _dense_strides(tag: Tag, dims: Dims) -> Dims:
