@@ -110,6 +110,18 @@ def test_operator_against_aten_operations(isa, name, case):
     assert actual.stride() == expected.stride()
 
 
+def test_convolution_without_blockings():
+    """None is a plain tensor's blocking, as an empty list is, in the gradients too."""
+    args, _ = conv_case(torch.randn(2, 3, 5, 6), "nchw", torch.randn(20, 3, 3, 3), "oihw")
+    tensors = [args[i].requires_grad_() for i in (0, 2)]
+    found = []
+    for blocking in ([], None):
+        args[1] = args[4] = blocking
+        y = torch.ops.torch_blocked.convolution(*args)
+        found.append((y, *torch.autograd.grad(y.sum(), tensors)))
+    assert all(map(torch.equal, *found))
+
+
 def test_vectors_with_gaps():
     """Bias, scale and shift, the statistics: any strides."""
     for name, case in (("convolution", "post-ops"), ("batch_norm", "affine")):

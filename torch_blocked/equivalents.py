@@ -19,12 +19,13 @@ from torch_blocked.memory_desc import Blocking
 PostOp = Tensor | str | float | bool | None  # of `PostOps`
 
 
-def pairs(blocking: Sequence[int]) -> list[tuple[int, int]]:
-    """A flat blocking (axis, size, axis, size, ...) as (axis, size) pairs."""
+def pairs(blocking: Sequence[int] | None) -> list[tuple[int, int]]:
+    """A flat blocking (axis, size, axis, size, ...) as (axis, size) pairs; None is empty: a plain tensor's."""
+    blocking = blocking or ()
     return list(zip(blocking[::2], blocking[1::2], strict=True))
 
 
-def blocked_to_plain(src: Tensor, size: Sequence[int], blocking: Sequence[int]) -> Tensor:
+def blocked_to_plain(src: Tensor, size: Sequence[int], blocking: Sequence[int] | None) -> Tensor:
     """The logical tensor of a physical one: each axis' blocks beside it, merged, the padding cut off."""
     blocks, ndim = pairs(blocking), len(size)
     axes = [[d] + [ndim + i for i, (axis, _) in enumerate(blocks) if axis == d] for d in range(ndim)]
@@ -134,10 +135,10 @@ def _with_post_ops(y: Tensor, block: int, ops: PostOps) -> Tensor:
 
 def convolution_aten(
     src: Tensor,
-    src_blocking: Sequence[int],
+    src_blocking: Sequence[int] | None,
     weight: Tensor,
     weight_size: Sequence[int],
-    weight_blocking: Sequence[int],
+    weight_blocking: Sequence[int] | None,
     bias: Tensor | None,
     stride: Sequence[int],
     padding: Sequence[int],
