@@ -13,6 +13,7 @@ from torch import nn
 from training_cases import sgd
 
 import torch_blocked as tb
+from torch_blocked import equivalents
 from torch_blocked.benchmark.networks import BasicBlock, ResNet
 from torch_blocked.formats import weight_format
 
@@ -168,6 +169,32 @@ def test_operators_and_their_shape_only_kernels(name, dtype):
     spread = [torch.stack([a, a], 1)[:, 0] if isinstance(a, torch.Tensor) and a.dim() > 1 else a for a in args]
     for given in (args, spread):
         torch.testing.assert_close(op(*given), op(*wide), check_dtype=False, **tolerance(dtype))
+
+
+TRANSPOSED = (
+    PHYSICAL, [1, 8], torch.randn(32, 32, 3, 3), [32, 32, 3, 3], [], VECTOR, [1, 1], [1, 1], [0, 0], [1, 1], 1, 8,
+)  # fmt: skip
+
+
+@each_dtype
+@pytest.mark.parametrize("bias_dtype", [torch.float32, None], ids=["float32 bias", "bias alike"])
+@pytest.mark.parametrize("name", ["convolution", "convolution_transpose"])
+def test_convolutions_with_a_bias(name, bias_dtype, dtype):
+    """The operator, the same in ATen operations and the gradients, against float32 of the same values."""
+    args = OPERATORS["convolution"] if name == "convolution" else TRANSPOSED
+    args = [a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args]
+    args[5] = VECTOR.to(bias_dtype or dtype)
+    positions = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+    given = [a.requires_grad_() if i in positions else a for i, a in enumerate(args)]
+    wide = [a.detach().float().requires_grad_() if i in positions else a for i, a in enumerate(args)]
+    op, same = getattr(tb.library.ops, name).default, getattr(equivalents, f"{name}_aten")
+    expected = op(*wide)
+    for answer in (op(*given), same(*given)):
+        torch.testing.assert_close(answer, expected.to(dtype), **tolerance(dtype))
+        found = torch.autograd.grad(answer.sum(), [given[i] for i in positions])
+        exact = torch.autograd.grad(expected.sum(), [wide[i] for i in positions], retain_graph=True)
+        for g, e, i in zip(found, exact, positions, strict=True):
+            torch.testing.assert_close(g, e.to(given[i].dtype), **tolerance(dtype))
 
 
 # ---- Normalization

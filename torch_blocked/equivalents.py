@@ -81,6 +81,11 @@ def reorder_aten(
     return plain_to_blocked(plain, dst_order, dst_blocking)
 
 
+def _widened(src: Tensor) -> Tensor:
+    """Half precision as float32, what the operators compute in."""
+    return src.float() if src.dtype in (torch.bfloat16, torch.float16) else src
+
+
 def convolution_size(
     size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> list[int]:
@@ -117,8 +122,14 @@ class PostOps(NamedTuple):
     src_scale: Tensor | None = None
 
 
-def _with_post_ops(y: Tensor, block: int, ops: PostOps) -> Tensor:
-    """The physical tensor of a convolution's plain answer, after its post-ops."""
+def _convolve(x: Tensor, w: Tensor, bias: Tensor | None, *window: object) -> Tensor:
+    """`torch.convolution` in the precision of the sums, which a bias of another dtype than x and w is added in."""
+    x, w = _widened(x), _widened(w)
+    return torch.convolution(x, w, None if bias is None else bias.to(x.dtype), *window)
+
+
+def _with_post_ops(y: Tensor, dtype: torch.dtype, block: int, ops: PostOps) -> Tensor:
+    """The physical tensor of a convolution's plain answer, after its post-ops, rounded once to `dtype`."""
     channels = (-1, *[1] * (y.dim() - 2))
     if ops.scale is not None:
         y = y * ops.scale.view(channels)
@@ -130,7 +141,7 @@ def _with_post_ops(y: Tensor, block: int, ops: PostOps) -> Tensor:
     y = _ACTIVATIONS[ops.activation](y, ops.alpha)
     if other is not None and ops.residual_last:
         y = y + other
-    return plain_to_blocked(y, range(y.dim()), (1, block))
+    return plain_to_blocked(y.to(dtype), range(y.dim()), (1, block))
 
 
 def convolution_aten(
@@ -153,8 +164,8 @@ def convolution_aten(
     src = src if ops.src_scale is None else src * ops.src_scale
     x = blocked_to_plain(src, (src.size(0), weight_size[1] * groups, *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
-    y = torch.convolution(x, w, bias, stride, padding, dilation, False, [0] * (ndim - 2), groups)
-    return _with_post_ops(y, block, ops)
+    y = _convolve(x, w, bias, stride, padding, dilation, False, [0] * (ndim - 2), groups)
+    return _with_post_ops(y, src.dtype, block, ops)
 
 
 def convolution_transpose_aten(
@@ -177,8 +188,8 @@ def convolution_transpose_aten(
     ndim = len(weight_size)
     x = blocked_to_plain(src, (src.size(0), weight_size[0], *src.shape[2:ndim]), src_blocking)
     w = blocked_to_plain(weight, weight_size, weight_blocking)
-    y = torch.convolution(x, w, bias, stride, padding, dilation, True, output_padding, groups)
-    return _with_post_ops(y, block, PostOps(*post_ops, **named_post_ops))
+    y = _convolve(x, w, bias, stride, padding, dilation, True, output_padding, groups)
+    return _with_post_ops(y, src.dtype, block, PostOps(*post_ops, **named_post_ops))
 
 
 def convolution_weight_gradient_aten(
@@ -212,11 +223,6 @@ def batch_norm_aten(
     scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
     shift = -mean * scale if bias is None else bias - mean * scale
     return (src * channels_as(src, scale) + channels_as(src, shift)).to(src.dtype)
-
-
-def _widened(src: Tensor) -> Tensor:
-    """Half precision as float32, what the operators compute in."""
-    return src.float() if src.dtype in (torch.bfloat16, torch.float16) else src
 
 
 def channels_as(src: Tensor, values: Tensor) -> Tensor:
