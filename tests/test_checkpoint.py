@@ -6,9 +6,10 @@ import copy
 import io
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -60,6 +61,42 @@ def test_dicts_of_all_kinds():
     assert type(dense_state[0]["exp_avg"]) is torch.Tensor and dense_state[1] == {} and state[0]["exp_avg"] is blocked
     constant = tb.dense_state_dict(MappingProxyType({"x": blocked}))
     assert type(constant["x"]) is torch.Tensor
+
+
+class Named(NamedTuple):
+    weight: torch.Tensor
+    step: int
+
+
+class Listed(list):
+    pass
+
+
+def test_sequences_of_all_kinds():
+    """They stay what they are, and so do those that hold no tensor."""
+    blocked = torch.randn(1, 17, 2, 2).to(tb.blocked)
+    listed = Listed([blocked])
+    listed.name = "kept"
+    state = {
+        "list": [blocked],
+        "tuple": (blocked, 1),
+        "named": Named(blocked, 1),
+        "listed": listed,
+        "deque": deque([blocked], maxlen=3),
+        "returned": torch.max(blocked, 2),
+        "nested": [Named(deque([blocked]), 1)],
+    }
+    dense_state = tb.dense_state_dict(state)
+    for key, values in state.items():
+        assert type(dense_state[key]) is type(values) and len(dense_state[key]) == len(values)
+    for key in ("list", "tuple", "named", "listed", "deque"):
+        assert type(dense_state[key][0]) is torch.Tensor and state[key][0] is blocked
+        assert_same(dense_state[key][0], dense(blocked))
+    assert all(type(t) is torch.Tensor for t in dense_state["returned"])
+    assert type(dense_state["nested"][0].weight[0]) is torch.Tensor
+    assert (dense_state["deque"].maxlen, dense_state["listed"].name, dense_state["named"].step) == (3, "kept", 1)
+    size = torch.Size([1, 2])
+    assert tb.dense_state_dict({"size": size})["size"] == size
 
 
 WITHOUT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Mapping, MutableMapping
 
 import torch
@@ -14,8 +15,9 @@ from torch_blocked.reorder import to_plain
 def dense_state_dict(source: torch.nn.Module | torch.optim.Optimizer | Mapping) -> dict:
     """The state dict of a model or optimizer with plain, contiguous tensors only: it loads without torch_blocked.
 
-    Same keys, shapes and dtypes, in the same order. What was blocked or otherwise strided is copied; the rest shares
-    memory, as in `state_dict()`. A tensor that occurs twice (tied weights) is one tensor in the answer, too.
+    Same keys, shapes and dtypes, in the same order, in dicts, lists, tuples and deques of the same types. What was
+    blocked or otherwise strided is copied; the rest shares memory, as in `state_dict()`. A tensor that occurs twice
+    (tied weights) is one tensor in the answer, too.
 
     Args: a `torch.nn.Module`, whatever else has a `state_dict()`, or such a dict. Raises TypeError for anything else.
     """
@@ -45,6 +47,14 @@ def _dense(x: object, done: dict[int, tuple[Tensor, Tensor]]) -> object:
         for key, value in x.items():
             state[key] = _dense(value, done)
         return state
-    if type(x) in (list, tuple):
-        return type(x)([_dense(value, done) for value in x])
+    if isinstance(x, (list, deque)):
+        state = copy.copy(x)  # keeps a deque's bound and what a subclass has beside its items
+        for i, value in enumerate(x):
+            state[i] = _dense(value, done)
+        return state
+    if isinstance(x, tuple):
+        values = [_dense(value, done) for value in x]
+        if all(value is before for value, before in zip(values, x, strict=True)):
+            return x  # such as a torch.Size: not every subclass is made of its items
+        return getattr(type(x), "_make", type(x))(values)
     return x
