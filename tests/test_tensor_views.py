@@ -157,7 +157,9 @@ def test_view_blocked_and_back(name):
     assert type(y) is tb.BlockedTensor and y.blocking == tb.format(tag).blocking
     assert y.physical.data_ptr() == x.data_ptr() and same_memory(y.physical, x)
     assert_same(y, x.clone(), rtol=0, atol=0)
-    z = tb.view_strided(y)
+    with tb.count() as counts:
+        z = tb.view_strided(y)
+    assert (counts.left, counts.reorders.total()) == (1, 0)
     assert type(z) is torch.Tensor and z.data_ptr() == x.data_ptr() and z.shape == x.shape
     assert torch.equal(z, x)
     if 0 in x.stride():  # cannot be written to
@@ -253,7 +255,9 @@ def test_view_strided(name):
             tb.view_strided(y)
         assert one_line(error)
         return
-    z = tb.view_strided(y)
+    with tb.count() as counts:
+        z = tb.view_strided(y)
+    assert (counts.left, counts.reorders.total()) == (1, 0)
     assert type(z) is torch.Tensor and z.data_ptr() == y.physical.data_ptr() and torch.equal(z, x)
     z.mul_(2)
     assert_same(y, x * 2)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
 
-from torch_blocked import _python, library, printing, proxies
+from torch_blocked import _python, counting, library, printing, proxies
 from torch_blocked.deferred import ToCome, expose, finish_deferred
 from torch_blocked.dispatch import registry
 from torch_blocked.formats import METHODS, Format, FormatLike, format_of, plain_format
@@ -132,6 +132,8 @@ class BlockedTensor(Tensor):
                 f"view_strided: {self.format.tag} of size {tuple(self.shape)} has no strides; y.to_dense() copies"
             )
         registry.level()
+        if not torch.compiler.is_dynamo_compiling():
+            counting.record_left()
         return ViewStrided.apply(self)
 
     def _in_plain_format(self, memory_format: torch.memory_format) -> Tensor:
