@@ -410,6 +410,21 @@ def test_no_fallbacks(x, name):
     assert not counts.fallbacks
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_apply_where_a_gradient_is_required(x, mode):
+    """Refused under `no_grad` too, in PyTorch's words, and nothing is written."""
+    y = x.to(tb.nChw16c).requires_grad_()
+    messages = []
+    with mode():
+        for leaf in (x.clone().requires_grad_(), y):
+            with pytest.raises(RuntimeError) as error:
+                leaf.apply_(lambda v: v + 1)
+            messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert_same(y.detach(), x)
+    assert_same(y.detach().apply_(lambda v: v + 1), x + 1)
+
+
 # ---- What could reach for the bytes that a wrapper does not have: each in a process of its own
 
 SURVIVES = {

@@ -257,7 +257,12 @@ class BlockedTensor(Tensor):
         return self._physical.__dlpack_device__()
 
     def apply_(self, function: Callable) -> BlockedTensor:
-        """`function` of each element, in place."""
+        """`function` of each element, in place.
+
+        Raises: RuntimeError where it requires a gradient, under `no_grad` too, as PyTorch does.
+        """
+        if self.requires_grad:
+            raise RuntimeError("Can't call apply_() on Variable that requires grad. Use var.detach().apply_() instead.")
         return self.copy_(self.to_dense().apply_(function))
 
     def share_memory_(self) -> BlockedTensor:
