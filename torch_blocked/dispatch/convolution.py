@@ -211,6 +211,7 @@ def algorithm(
 ) -> Algorithm:
     """The algorithm that ``F.conv2d(x, weight, None, stride, padding, dilation, groups)`` would run, not run.
 
+    Of tensors of which at least one is blocked: of two plain ones PyTorch's own convolution runs, whatever this names.
     ``name`` is "first" or "first_winograd" (src plain), "direct", "direct_amx" (float32 as three bfloat16 on an Intel
     CPU's tiles), "winograd_f2", "winograd_f4", "winograd_f4_amx" (of many tiles, on those), "winograd_f4_unpacked" (a
     small image: transforms the weights at every call and keeps none), "depthwise" (groups too), "reference", or
