@@ -1,6 +1,7 @@
 """Formats as objects, which format suits which shape on which CPU, and every way of handing one to PyTorch."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -354,10 +355,12 @@ def test_format_of_another_rank(x, tag):
             lambda y: y.clone(memory_format=fmt),
             lambda y: y.is_contiguous(memory_format=fmt),
             lambda y: torch.zeros_like(y, memory_format=fmt),
+            lambda y: fmt.resolve(y.shape),
         ):
             with pytest.raises(ValueError, match=rf"{tag}.*4.*\(2, 20, 3, 4\)") as error:
                 call(source(x))
             assert one_line(error)
+    assert "ValueError" in inspect.getdoc(fmt.resolve)  # not inherited from formats that resolve to None
 
 
 def test_a_tensor_of_no_axes_has_no_format():

@@ -91,6 +91,7 @@ class Format(FormatLike):
         return not self.blocking
 
     def resolve(self, size: torch.Size) -> Format:
+        """This format. ValueError for a size of another rank."""
         if len(size) != self.ndim:
             raise ValueError(
                 f"format {self.tag} has {self.ndim} axes, the tensor has {len(size)}: size {tuple(size)}; "
