@@ -24,6 +24,7 @@ from memory_desc_cases import (
     slow_tag,
 )
 
+import torch_blocked as tb
 from torch_blocked.memory_desc import INT64_MAX, Blocking, MemoryDesc, parse_tag
 
 # ---- Descriptors by tag
@@ -391,6 +392,16 @@ def test_of_a_tensor_with_a_descriptor_of_its_own():
 )
 def test_of_refusals(kind, shown, tensor):
     refused(kind, shown, MemoryDesc.of, tensor)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_of_a_nested_tensor(layout):
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+    for call in (MemoryDesc.of, tb.show):
+        with pytest.raises(ValueError, match="a nested one") as error:
+            call(nested)
+        assert "\n" not in str(error.value)
 
 
 def test_from_physical_of_a_single_block():

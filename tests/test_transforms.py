@@ -14,6 +14,37 @@ import torch_blocked as tb
 
 # ---- torch.func
 
+TRANSFORMS = {
+    "grad": grad,
+    "vmap": vmap,
+    "vmap of grad": lambda f: vmap(grad(f)),
+    "jvp": lambda f: lambda x: jvp(f, (x,), (x,)),
+    "functionalize": torch.func.functionalize,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_descriptors_inside_a_transform(name):
+    """Those of plain tensors as ever; a wrapped blocked tensor reports strides that its bytes do not have."""
+    x, described, refused = torch.randn(2, 17, 3, 3), [], []
+
+    def describe(t):
+        described.append(tb.MemoryDesc.of(t).strides)
+        return t.sum()
+
+    def refuse(t):
+        for call in (tb.MemoryDesc.of, tb.show):
+            with pytest.raises(ValueError, match="inside a transform") as error:
+                call(t)
+            refused.append(str(error.value))
+        return t.sum()
+
+    TRANSFORMS[name](describe)(x)
+    TRANSFORMS[name](refuse)(x.to(tb.nChw16c))
+    assert described == [x.stride()[-len(described[0]) :]]
+    assert len(refused) == 2 and not any("\n" in message for message in refused)
+
+
 EXAMPLES = {
     "relu": lambda m, x: torch.relu(x),
     "conv": lambda m, x: m[0](x[None])[0],

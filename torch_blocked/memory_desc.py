@@ -313,12 +313,20 @@ class MemoryDesc:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> MemoryDesc:
-        """The descriptor of a blocked tensor or of a strided one, which may be expanded (stride 0) but not 0-dim."""
+        """The descriptor of a blocked tensor or of a strided one, which may be expanded (stride 0) but not 0-dim.
+
+        ValueError for a nested tensor, and for a blocked one inside `torch.func`'s transforms (``grad``, ``vmap`` ...),
+        which wrap it and report row-major strides in place of its own.
+        """
         desc = getattr(tensor, "memory_desc", None)
         if isinstance(desc, MemoryDesc):
             return desc
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a tensor, got {_show(tensor)}")
+        if tensor.is_nested:
+            raise ValueError("expected a strided tensor, got a nested one: describe each of tensor.unbind()")
+        if isinstance(getattr(_unwrapped(tensor), "memory_desc", None), MemoryDesc):
+            raise ValueError("a blocked tensor inside a transform of torch.func shows no strides: describe it outside")
         if tensor.layout is not torch.strided:
             raise ValueError(f"expected a strided tensor, got layout {tensor.layout}: use tensor.to_dense()")
         return cls.from_physical(tensor.size(), tensor.dtype, Blocking(), tensor.stride(), tensor.storage_offset())
@@ -471,6 +479,13 @@ class MemoryDesc:
     def _require(self, *kinds: str) -> None:
         if self.format_kind not in kinds:
             raise ValueError(f"expected a descriptor with {' or '.join(kinds)} format, got {self!r}")
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that the transforms of `torch.func` under way have wrapped; itself where there are none."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def _row_major(dims: Dims) -> Dims:

@@ -73,7 +73,8 @@ def show(what: Shown, dims: Dims | None = None) -> Picture:
         TypeError: `what` is none of these; dims missing, superfluous or no tuple of ints (symbolic sizes are none).
         RuntimeError: a ``torch.memory_format`` of another rank than dims, as in PyTorch.
         ValueError: a malformed tag, one of another rank than dims; overlapping strides; sizes beyond int64; a
-            descriptor of format kind "any" or "zero"; a tensor without axes or not strided.
+            descriptor of format kind "any" or "zero"; a tensor without axes, nested or not strided; a blocked one
+            inside `torch.func`'s transforms.
 
     Example:
         >>> print(tb.show("nChw8c", dims=(2, 17, 5, 4)))  # doctest: +SKIP
