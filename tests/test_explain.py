@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import types
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -21,8 +20,6 @@ from torch_blocked.benchmark.models import make_model
 from torch_blocked.explain import algorithms, palette, passes
 from torch_blocked.explain import report as reports
 from torch_blocked.explain.record import Call, Reorder
-
-ROOT = Path(__file__).parent.parent
 
 pytestmark = pytest.mark.usefixtures("two_passes")
 
