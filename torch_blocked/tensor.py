@@ -79,7 +79,8 @@ class BlockedTensor(Tensor):
     def physical(self) -> Tensor:
         """The strided tensor of the bytes: the outer axes in logical order, then the inner blocks. Shares memory."""
         expose(self._physical)
-        registry.level()
+        if not torch.compiler.is_dynamo_compiling():
+            registry.level()
         return followed(self)
 
     @property
@@ -131,8 +132,8 @@ class BlockedTensor(Tensor):
             raise ValueError(
                 f"view_strided: {self.format.tag} of size {tuple(self.shape)} has no strides; y.to_dense() copies"
             )
-        registry.level()
         if not torch.compiler.is_dynamo_compiling():
+            registry.level()
             counting.record_left()
         return ViewStrided.apply(self)
 
