@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from torch_blocked import _python
+from torch_blocked.settings import Entry, Setting
 
 _MODES = ("auto", "never")
 
 
-class fuse:  # noqa: N801
+class fuse(Setting):  # noqa: N801
     """Sets whether convolutions wait for the operators that follow them; also a context manager that restores it.
 
     "auto" (default): without gradients (`torch.no_grad`, `torch.inference_mode`) a convolution on blocked tensors runs
@@ -34,23 +37,18 @@ class fuse:  # noqa: N801
     """
 
     _now = "auto"
+    _entries: ClassVar[list[Entry]] = [Entry(_now)]
+    _prepare = staticmethod(_python.finish_deferred)  # as it was called
 
     def __init__(self, mode: str) -> None:
         if mode not in _MODES:
             raise ValueError(f"fuse: mode is one of {', '.join(_MODES)}, got {mode!r}")
-        self._before, self._own = fuse._now, mode
-        self._set(mode)
+        super().__init__(mode)
 
     @staticmethod
-    def _set(mode: str) -> None:
-        _python.enable_deferred(mode == "auto")
-        fuse._now = mode
-
-    def __enter__(self) -> None:
-        self._set(self._own)  # entered again, it was restored before
-
-    def __exit__(self, *exception: object) -> None:
-        self._set(self._before)
+    def _apply(value: str) -> None:
+        _python.enable_deferred(value == "auto")
+        fuse._now = value
 
 
 # ---- For tensor.py

@@ -124,12 +124,14 @@ import functools
 import hashlib
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from torch_blocked import _python, equivalents
 from torch_blocked.fakes import FAKES
+from torch_blocked.settings import Entry, Setting
 
 PATH = next(Path(__file__).parent.glob("_C*"))  # the C++ operators; packages of compiled models need only this
 torch.ops.load_library(PATH)
@@ -263,7 +265,7 @@ def empty_like(like: Tensor) -> Tensor:
 _WINOGRAD_MODES = ("auto", "never", "always", "f2", "f4")
 
 
-class winograd:  # noqa: N801
+class winograd(Setting):  # noqa: N801
     """Sets when convolutions use Winograd's algorithms; also a context manager that restores it.
 
     They are those of 3x3 kernels and a stride of 1 or 2, whose groups, if any, have whole blocks of channels or share
@@ -293,6 +295,8 @@ class winograd:  # noqa: N801
     """
 
     _now: tuple[str, int | None] = ("auto", None)
+    _entries: ClassVar[list[Entry]] = [Entry(_now)]
+    _prepare = staticmethod(_python.finish_deferred)  # as it was called
 
     def __init__(self, mode: str, max_bytes: int | None = None) -> None:
         if mode not in _WINOGRAD_MODES:
@@ -301,20 +305,13 @@ class winograd:  # noqa: N801
             raise TypeError(f"winograd: max_bytes is a number of bytes or None, got {max_bytes!r}")
         if max_bytes is not None and not 0 <= max_bytes < 2**63:
             raise ValueError(f"winograd: max_bytes is not negative and below 2**63, got {max_bytes}; None: the default")
-        self._before, self._own = winograd._now, (mode, max_bytes)
-        self._set(*self._own)
+        super().__init__((mode, max_bytes))
 
     @staticmethod
-    def _set(mode: str, max_bytes: int | None) -> None:
-        _python.finish_deferred()  # as it was called
+    def _apply(value: tuple[str, int | None]) -> None:
+        mode, max_bytes = value
         ops.set_winograd(mode, -1 if max_bytes is None else max_bytes)
-        winograd._now = mode, max_bytes
-
-    def __enter__(self) -> None:
-        self._set(*self._own)  # entered again, it was restored before
-
-    def __exit__(self, *exception: object) -> None:
-        self._set(*self._before)
+        winograd._now = value
 
 
 def packed_weights_bytes() -> int:

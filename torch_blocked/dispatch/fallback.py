@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch._ops import OpOverload
 
 from torch_blocked import counting, logs, reorder
 from torch_blocked.dispatch.registry import lazy_bits, register_otherwise
+from torch_blocked.settings import Entry, Setting
 from torch_blocked.tensor import BlockedTensor
 
 POLICIES = ("allow", "warn", "error")
@@ -30,24 +32,23 @@ class _State:
     warned: set[tuple[str, str, int]] = set()  # noqa: RUF012
 
 
-class fallback_policy:  # noqa: N801
+class fallback_policy(Setting):  # noqa: N801
     """Sets what happens when an operator has no blocked implementation; also a context manager that restores it.
 
     "allow": it runs on plain tensors. "warn" (default): it does, with one `FallbackWarning` an operator and line of
     the user's. "error": it raises RuntimeError. ValueError for any other word.
     """
 
+    _entries: ClassVar[list[Entry]] = [Entry((_State.policy, _State.warned))]
+
     def __init__(self, policy: str) -> None:
         if policy not in POLICIES:
             raise ValueError(f"fallback policy is one of {', '.join(POLICIES)}, got {policy!r}")
-        self.before, self.own = (_State.policy, _State.warned), (policy, set())
-        _State.policy, _State.warned = self.own
+        super().__init__((policy, set()))
 
-    def __enter__(self) -> None:
-        _State.policy, _State.warned = self.own  # entered again, it was restored before
-
-    def __exit__(self, *exception: object) -> None:
-        _State.policy, _State.warned = self.before
+    @staticmethod
+    def _apply(value: tuple[str, set]) -> None:
+        _State.policy, _State.warned = value
 
 
 @register_otherwise
