@@ -111,6 +111,7 @@ WARNED_LINES = {
     "list": lambda x: torch._foreach_mul([x.int(), x.int()], 2),
     "out": lambda x: torch.cumsum(x, 1, out=x),
     "inference": lambda x: torch.inference_mode()(torch.logcumsumexp)(x, 1),
+    "made by eval": lambda x: eval("lambda x: f(x, 1)", {"f": torch.logcumsumexp})(x),
 }
 
 
@@ -140,6 +141,19 @@ def test_the_warning_of_a_backward_is_at_the_line_of_its_call():
     with tb.fallback("warn"):
         found = caught(run)
     assert {(w.filename, w.lineno) for w in found} == {(__file__, run.__code__.co_firstlineno + 1)}
+
+
+@pytest.mark.slow
+def test_compiling_warns_at_users_lines_alone():
+    """PyTorch traces what it compiles through a lambda of its own, made by `eval`."""
+    x = image()
+
+    def run():
+        return torch.compile(lambda v: v.cummax(1).values + 1, backend="aot_eager")(x)
+
+    with tb.fallback("warn"):
+        found = caught(run)
+    assert [(w.filename, w.lineno) for w in found] == [(__file__, run.__code__.co_firstlineno + 1)]
 
 
 def test_the_warning_can_be_made_an_error_and_leaves_the_input():

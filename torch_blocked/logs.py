@@ -28,9 +28,14 @@ def user_frame() -> tuple[FrameType, int]:
     The distance is the `stacklevel` for a warning that the caller of this function gives.
     """
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOREIGN):
+    while frame.f_back is not None and _is_foreign(frame):
         frame, level = frame.f_back, level + 1
     return frame, level
+
+
+def _is_foreign(frame: FrameType) -> bool:
+    """Also what has no module: the functions that PyTorch makes by `eval`. `python -c` is a module."""
+    return frame.f_code.co_filename.startswith(_FOREIGN) or "__name__" not in frame.f_globals
 
 
 def user_line() -> str:
