@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import pickle
 import time
 from datetime import timedelta
 
@@ -192,6 +194,46 @@ def test_ddp_of_a_model_that_has_gradients(tmp_path):
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert type(q.grad) is torch.Tensor
         assert_same(q.grad, p.grad, rtol=1e-3, atol=1e-4)
+
+
+COPIES = {
+    "deep copy": copy.deepcopy,
+    "pickle": lambda ddp: pickle.loads(pickle.dumps(ddp)),
+    "copy of a copy": lambda ddp: copy.deepcopy(pickle.loads(pickle.dumps(ddp))),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_of_ddp(how, tmp_path):
+    """They train as what they are copies of, which goes on by itself."""
+    with one_process(tmp_path):
+        ddp = [DistributedDataParallel(model) for model in pair()]
+        for p, q in zip(*trained_parameters([COPIES[how](d) for d in ddp]), strict=True):
+            assert type(q.grad) is torch.Tensor
+            assert_same(q.grad, p.grad, rtol=1e-3, atol=1e-4)
+        assert all(p.grad is None for d in ddp for p in d.parameters())
+        assert all(type(q.grad) is torch.Tensor for q in trained_parameters(ddp)[1])
+
+
+def trained_parameters(models):
+    """The parameters of each, after a backward pass."""
+    for model in models:
+        plain_step(model, *next(batches(1)))
+    return [list(model.parameters()) for model in models]
+
+
+def test_ddp_of_one_model_twice(tmp_path):
+    """Its parameters get one hook."""
+    _, model = pair()
+    with one_process(tmp_path):
+        for _ in range(2):
+            plain_step(DistributedDataParallel(model), *next(batches(1)))
+    assert len(model.conv2.weight._backward_hooks) == 1
+
+
+def test_pickles_of_plain_models_in_ddp_do_not_need_us(tmp_path):
+    with one_process(tmp_path):
+        assert b"torch_blocked" not in pickle.dumps(DistributedDataParallel(nn.Linear(2, 2)))
 
 
 def test_a_model_in_ddp_is_not_converted(tmp_path):

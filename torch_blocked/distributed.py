@@ -16,11 +16,30 @@ from torch_blocked.tensor import BlockedTensor
 
 def make_gradients_plain(module: nn.Module) -> None:
     """From here on the blocked parameters of `module` get plain gradients, those that they have included."""
-    for parameter in module.parameters():
-        if isinstance(parameter, BlockedTensor) and parameter.requires_grad:
-            parameter.register_hook(_plain_gradient)
+    for parameter in _blocked_parameters(module):
+        if parameter.requires_grad:
+            if _plain_gradient not in (parameter._backward_hooks or {}).values():
+                parameter.register_hook(_plain_gradient)
             if parameter.grad is not None:
                 parameter.grad = to_plain(parameter.grad)
+
+
+class _Copied:
+    """An attribute of DistributedDataParallel: copied or unpickled with it, it takes the copied module over.
+
+    Copies of parameters do not have their hooks.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        make_gradients_plain(self.module)
+
+
+def _blocked_parameters(module: nn.Module) -> list[BlockedTensor]:
+    return [p for p in module.parameters() if isinstance(p, BlockedTensor)]
 
 
 def _plain_gradient(grad: Tensor) -> Tensor:
@@ -30,6 +49,8 @@ def _plain_gradient(grad: Tensor) -> Tensor:
 def _on_registration(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
     if isinstance(module, DistributedDataParallel) and submodule is not None:
         make_gradients_plain(submodule)
+        if _blocked_parameters(submodule):  # pickles of plain models need no torch_blocked
+            module._torch_blocked_copied = _Copied(submodule)
 
 
 register_module_module_registration_hook(_on_registration)
