@@ -124,6 +124,9 @@ def ddp_worker(rank, world, store, answers):
     )
     with tb.fallback("allow"), tb.winograd("never"):
         found = {name: ddp_losses(rank, world, *case) for name, case in DDP.items()}
+        every = [None] * world
+        dist.all_gather_object(every, collectives(rank))
+        found["collectives"] = every
     if rank == 0:
         torch.save(found, answers)
     dist.destroy_process_group()
@@ -151,7 +154,7 @@ def ddp_losses(rank, world, blocked, options):
 
 @pytest.fixture(scope="module")
 def ddp_answers(tmp_path_factory):
-    """What two processes found, by the names of `DDP`."""
+    """What two processes found, by the names of `DDP`, and "collectives": what each of them found."""
     folder = tmp_path_factory.mktemp("ddp")
     context = torch.multiprocessing.spawn(
         ddp_worker, (2, folder / "store", folder / "answers"), nprocs=2, join=False, daemon=True
@@ -172,6 +175,115 @@ def test_ddp_is_training_on_the_joined_batch(ddp_answers, name):
     model = for_ddp(seed=0).train()
     assert losses == pytest.approx(train(model, sgd(model), 5), rel=1e-4)
     assert same and not fallbacks
+
+
+# ---- Collectives
+
+
+def numbers(k):
+    """Small integers, so that sums are exact."""
+    return k * torch.arange(306.0).view(2, 17, 3, 3)
+
+
+# name -> how many outputs, which are inputs too where it is in place, and the call by a rank; `send` makes an input.
+COLLECTIVES = {
+    "all_reduce": (1, lambda y, rank, send: dist.all_reduce(*y)),
+    "all_reduce, later": (1, lambda y, rank, send: dist.all_reduce(*y, async_op=True).wait()),
+    "all_reduce_coalesced": (2, lambda y, rank, send: dist.all_reduce_coalesced(y)),
+    "functional": (1, lambda y, rank, send: functional_sum(*y)),
+    "broadcast": (1, lambda y, rank, send: dist.broadcast(*y, 1)),
+    "reduce": (1, lambda y, rank, send: dist.reduce(*y, 0)),
+    "scatter": (1, lambda y, rank, send: dist.scatter(*y, [send(5), send(6)] if rank == 0 else None, 0)),
+    "gather": (2, lambda y, rank, send: dist.gather(send(rank + 5), y if rank == 0 else None, 0)),
+    "all_gather": (2, lambda y, rank, send: dist.all_gather(y, send(rank + 5))),
+    "reduce_scatter": (1, lambda y, rank, send: dist.reduce_scatter(*y, [send(rank + 5), send(2 * rank + 7)])),
+    "all_to_all": (2, lambda y, rank, send: dist.all_to_all(y, [send(rank + 5), send(rank + 7)])),
+    "all_to_all_single": (1, lambda y, rank, send: dist.all_to_all_single(*y, send(rank + 5))),
+}
+# name -> whether inputs and outputs are blocked
+BLOCKED = {"both": (True, True), "inputs": (True, False), "outputs": (False, True)}
+# Errors: the dispatcher does not look for tensors in lists of lists. What is in those is plain, or all is blocked.
+NESTED = {("scatter", "inputs"), ("reduce_scatter", "inputs"), ("gather", "outputs"), ("all_gather", "outputs")}
+MIXTURES = [(name, which) for name in COLLECTIVES for which in BLOCKED if (name, which) not in NESTED]
+
+
+def functional_sum(x):
+    ops = torch.ops._c10d_functional
+    ops.wait_tensor(ops.all_reduce_(x, "sum", dist.group.WORLD.group_name))
+
+
+def collectives(rank):
+    """What a rank finds: of each of `MIXTURES` whether the answers are those of plain tensors."""
+    into = tb.nChw8c if rank == 0 else tb.nChw16c
+    found = {}
+    for name, which in MIXTURES:
+        plain, blocked = after(name, rank, lambda x: x, lambda x: x), BLOCKED[which]
+        made = after(name, rank, *((lambda x: x.to(into)) if b else (lambda x: x) for b in blocked))
+        same = all(torch.equal(dense(y), right) for y, right in zip(made, plain, strict=True))
+        kept = all(isinstance(y, tb.BlockedTensor) == blocked[1] for y in made) and padding_is_zero(made)
+        found[name, which] = same and kept
+    x = numbers(rank + 1).to(into)
+    return found | {"weights": sent_weights(rank), "refused": refused(x), "arrived": sent_picture(rank, x)}
+
+
+def after(name, rank, to_input, to_output):
+    """The outputs of a collective."""
+    count, call = COLLECTIVES[name]
+    outputs = [to_output(numbers(rank + 1 + i)) for i in range(count)]
+    call(outputs, rank, lambda k: to_input(numbers(k)))
+    return outputs
+
+
+def sent_weights(rank):
+    """The parameters of a blocked layer, after rank 0's were sent to all by way of `.data`."""
+    torch.manual_seed(rank)
+    layer = nn.Conv2d(17, 17, 3).to(tb.blocked)
+    for p in layer.parameters():
+        dist.broadcast(p.data, 0)
+    assert padding_is_zero(list(layer.parameters()))
+    return [dense(p.detach()) for p in layer.parameters()]
+
+
+def refused(x):
+    """What receiving into a blocked tensor says; nothing is sent."""
+    source, group = 1 - dist.get_rank(), dist.group.WORLD.group_name
+    with pytest.raises(RuntimeError) as error:
+        dist.recv(x, source)
+    with pytest.raises(RuntimeError, match="receive into a plain one"):
+        torch.ops._c10d_functional.irecv(x, source, 0, group)
+    return str(error.value)
+
+
+def sent_picture(rank, x):
+    """What rank 1 gets of rank 0's blocked `x`."""
+    if rank == 0:
+        return dist.send(x, 1)
+    plain = torch.empty(x.shape)
+    dist.recv(plain, 0)
+    return dense(x.copy_(plain))
+
+
+@pytest.mark.parametrize("name, which", MIXTURES)
+def test_collectives(ddp_answers, name, which):
+    """Blocked tensors, of another format in each process, get what plain ones get."""
+    assert [found[name, which] for found in ddp_answers["collectives"]] == [True, True]
+
+
+def test_broadcast_of_weights(ddp_answers):
+    torch.manual_seed(0)
+    expected = [p.detach() for p in nn.Conv2d(17, 17, 3).parameters()]
+    for found in ddp_answers["collectives"]:
+        assert all(torch.equal(p, right) for p, right in zip(found["weights"], expected, strict=True))
+
+
+def test_receiving(ddp_answers):
+    """A blocked tensor can be sent; what arrives is received into a plain one."""
+    for found in ddp_answers["collectives"]:
+        assert "receive into a plain one, y.copy_(it)" in found["refused"] and "\n" not in found["refused"]
+    assert torch.equal(ddp_answers["collectives"][1]["arrived"], numbers(1))
+
+
+# ---- One process
 
 
 @contextlib.contextmanager

@@ -14,14 +14,16 @@ from torch_blocked.dispatch.fallback import announce, run_plain, written_argumen
 from torch_blocked.dispatch.registry import Handler, register_rule
 from torch_blocked.tensor import BlockedTensor
 
-RECEIVE = {"recv_", "recv_any_source_"}
+RECEIVE = {"recv_", "recv_any_source_", "irecv"}
 
 
 @register_rule
 def handler_of(func: OpOverload) -> Handler | None:
     """Those that write: of c10d all that end in "_", of the functional ones those whose schemas say it."""
+    if func.namespace in ("c10d", "_c10d_functional") and func._opname in RECEIVE:
+        return receive
     if func.namespace == "c10d" and func._opname.endswith("_"):
-        return receive if func._opname in RECEIVE else collective
+        return collective
     if func.namespace != "_c10d_functional":
         return None
     if func._opname == "wait_tensor":
@@ -35,9 +37,9 @@ def collective(func: OpOverload, outputs: object, *args: object, **kwargs: objec
     return run_plain(func, (outputs, *args), kwargs, written=_tensors(outputs), wait=_wait)
 
 
-def receive(func: OpOverload, outputs: list[Tensor], *args: object) -> object:
+def receive(func: OpOverload, outputs: Tensor | list[Tensor], *args: object) -> object:
     """Refused: what is to arrive must not be waited for here, and nothing tells when it has."""
-    if any(isinstance(x, BlockedTensor) for x in outputs):
+    if any(isinstance(x, BlockedTensor) for x in _tensors(outputs)):
         raise RuntimeError(
             f"{func} cannot write to a blocked tensor when the message arrives: receive into a plain one, y.copy_(it)"
         )
