@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 
@@ -208,3 +209,58 @@ def test_the_profilers_log_level_is_as_it_was(level, monkeypatch):
     monkeypatch.delenv(name, raising=False) if level is None else monkeypatch.setenv(name, level)
     compiled_report(nn.ReLU(), torch.randn(2, 3), "torch_blocked")
     assert os.environ.get(name) == level
+
+
+class Held(nn.Module):
+    """Has a compiled model that is none of its submodules."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.__dict__["model"] = model
+
+    def forward(self, x):
+        return self.model(x)
+
+
+def ran_compiled(model, x):
+    with torch.no_grad(), torch.profiler.profile() as profiled:
+        model(x)
+    return any(event.name.startswith("Torch-Compiled Region: ") for event in profiled.events())
+
+
+# What calls a compiled model without being one.
+CALLERS = {
+    "lambda": lambda model: lambda x: model(x),
+    "partial": functools.partial,
+    "attribute": Held,
+    "method": lambda model: model.__call__,
+}
+
+
+@pytest.mark.parametrize("how", CALLERS)
+def test_what_calls_a_compiled_model_is_compiled(how):
+    torch._dynamo.reset()
+    model, x = torch.compile(nn.Conv2d(3, 16, 3), backend="eager"), torch.randn(1, 3, 12, 12)
+    assert explained(CALLERS[how](model), x).run.how == "compiled"
+    assert ran_compiled(model, x)
+
+
+def test_a_recorded_run_leaves_what_is_compiled():
+    torch._dynamo.reset()
+    model, x, recorded = torch.compile(torch.relu, backend="eager"), torch.randn(2, 3), []
+
+    def only_recorded(x):
+        recorded.append(torch.utils._python_dispatch._get_current_dispatch_mode() is not None)
+        return model(x) if recorded[-1] else x
+
+    assert ran_compiled(model, x)
+    assert explained(only_recorded, x).run.how == "eager" and any(recorded)
+    assert ran_compiled(model, x)
+
+
+def test_a_compiled_model_that_runs_no_region_is_eager():
+    torch._dynamo.reset()
+    model, x = torch.compile(nn.Conv2d(3, 16, 3), backend="eager"), torch.randn(1, 3, 12, 12)
+    with torch.compiler.set_stance("force_eager"):
+        assert explained(model, x).run.how == "eager"
+    assert explained(model, x).run.how == "compiled"

@@ -36,7 +36,7 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
     Fallbacks are silent meanwhile, whatever `torch_blocked.fallback` says.
 
     Args:
-        model: a module, plain or blocked, or any function; compiled by `torch.compile` or not. Of a compiled one the
+        model: a module, plain or blocked, or any function. Of one that runs what `torch.compile` made, anywhere, the
             report is at the level of its graphs' operators: what Inductor fused has one time in all.
         inputs, kwargs: what it takes, tensors of any shape, dtype and format among them.
 
@@ -46,9 +46,9 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
         raise TypeError(f"explain takes a module or a function and its inputs, got {type(model).__name__}")
     runner = Runner(model, inputs, kwargs)
     with fallback_policy("allow"), fuse("never"):
-        if compiled.is_compiled(model):
-            return compiled.explain(runner)
         runner.run()
+        if compiled.runs_compiled(runner):
+            return compiled.explain(runner)
         first = _recorded(runner, details=True)
         total, others = runner.passes(lambda: _recorded(runner, details=False).calls)
     run = Run("eager", total, merged([first.calls, *others]), first.memory.peak)
@@ -56,7 +56,7 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
 
 
 def _recorded(runner: Runner, details: bool) -> Recorder:
-    with ModulePath(runner.model) as path:
+    with compiled.as_written(), ModulePath(runner.model) as path:
         recorder = Recorder(path, _named(runner.model), details)
         runner.run(recorder)
     return recorder

@@ -11,11 +11,10 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -40,20 +39,18 @@ OTHERWISE = (
 )
 
 
-def is_compiled(model: Callable) -> bool:
-    """Whether a call of `model` runs what `torch.compile` made, of all or of a part of it."""
-    modules = model.modules() if isinstance(model, nn.Module) else []
-    return hasattr(model, "_torchdynamo_orig_callable") or any(
-        _is_optimized(m)
-        or getattr(m, "_compiled_call_impl", None) is not None
-        or hasattr(m.forward, "_torchdynamo_orig_callable")
-        for m in modules
-    )
+def runs_compiled(runner: Runner) -> bool:
+    """Whether a run runs what `torch.compile` made, whatever holds it: the profiler has a name for each region."""
+    if "torch._dynamo" not in sys.modules:  # not imported here: it takes longer than all of torch_blocked
+        return False
+    with _quiet_profiler(), profile(activities=[ProfilerActivity.CPU]) as profiled:
+        runner.run()
+    return any(event.name.startswith((REGION, GRAPH)) for event in profiled.events())
 
 
-def _is_optimized(module: nn.Module) -> bool:
-    dynamo = sys.modules.get("torch._dynamo")  # not imported here: it takes longer than all of torch_blocked
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+def as_written() -> contextlib.AbstractContextManager:
+    """Runs without what `torch.compile` made: under a dispatch mode Dynamo gives up the code it meets for good."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def explain(runner: Runner) -> Report:
