@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 from explain_cases import Fallback, Three, explained, network
 from torch import nn
 
@@ -264,3 +265,58 @@ def test_a_compiled_model_that_runs_no_region_is_eager():
     with torch.compiler.set_stance("force_eager"):
         assert explained(model, x).run.how == "eager"
     assert explained(model, x).run.how == "compiled"
+
+
+class Partly(nn.Module):
+    """Compiled but for its first convolution, and an operator that falls back."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 16, 3)
+
+    @torch.compiler.disable
+    def eager(self, x):
+        return self.first(x.to(tb.blocked)).cummax(1).values
+
+    def forward(self, x):
+        return self.last(self.eager(x) + 1)
+
+
+def test_what_runs_in_eager_mode_beside_graphs_is_told():
+    model, x = Partly().eval().to(tb.blocked), torch.randn(1, 3, 12, 12)
+    with torch.no_grad(), tb.count() as counts:
+        model.eager(x)
+    report = compiled_report(model, x, "torch_blocked")
+    first, last = (c for c in report.run.calls if c.is_convolution)
+    assert (first.operator, first.is_blocked, first.outputs[0].size) == ("convolution", True, (1, 32, 10, 10))
+    assert last.is_blocked
+    (fallback,) = (c for c in report.run.calls if c.fallback)
+    assert fallback.operator == "cummax" and fallback.is_blocked and "blocked axis" in fallback.fallback.why
+    assert [r.dst for r in fallback.reorders] == ["nchw"]
+    totals = report.totals()
+    assert totals["fallbacks"]["count"] == counts.fallbacks.total() == 1
+    assert totals["reorders"]["count"] == counts.reorders.total()
+    assert totals["reorders"]["bytes"] == counts.reorder_bytes
+    assert not {f.kind for f in report.findings} & {"plain convolution"}
+
+
+def test_a_graph_of_another_backend_has_the_formats_of_what_it_ran():
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3), nn.ReLU()).eval().to(tb.blocked)
+    report = compiled_report(model, torch.randn(1, 3, 12, 12), "eager")
+    first, last, relu = (c for c in report.run.calls if c.inputs)
+    assert first.is_blocked and last.is_blocked and not report.verdict.startswith("No tensor is blocked")
+    assert relu.inputs[0].format == ""  # nothing tells it
+
+
+def test_weights_packed_beside_graphs():
+    class Packing(Partly):
+        @torch.compiler.disable
+        def eager(self, x):
+            return F.conv2d(x, torch.ones(32, 32, 1, 1))
+
+        def forward(self, x):
+            return self.eager(self.first(x))
+
+    report = compiled_report(Packing().eval().to(tb.blocked), torch.randn(1, 3, 12, 12), "torch_blocked")
+    assert "weights" in {f.kind for f in report.findings}
+    assert [r.dst for c in report.run.calls for r in c.reorders] == ["packed"]

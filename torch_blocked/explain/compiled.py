@@ -1,7 +1,8 @@
 """The same of a compiled model: the operators that its graphs call, timed by PyTorch's profiler.
 
 What Inductor makes itself, pointwise chains and reorders fused into them, has no time of its own: it is one row a
-graph, the graph's time less that of the operators it calls.
+graph, the graph's time less that of the operators it calls. What runs beside the graphs of this backend, in eager mode
+or in another backend's, is told by our operators below PyTorch's and by heard.py; the format of the rest is not known.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from torch_blocked.compile.facts import GRAPHS, Facts
+from torch_blocked.counting import listen
 from torch_blocked.equivalents import convolution_size, pairs
+from torch_blocked.explain import heard
 from torch_blocked.explain.findings import Finding, find
+from torch_blocked.explain.heard import Marks
 from torch_blocked.explain.passes import Runner, merged
 from torch_blocked.explain.record import Call, Operand, Reorder
 from torch_blocked.explain.report import Report, Run
@@ -74,7 +78,8 @@ class Pass(NamedTuple):
 
 
 def _profiled(runner: Runner) -> list[Pass]:
-    with _quiet_profiler(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+    activities = [ProfilerActivity.CPU]
+    with _quiet_profiler(), listen(Marks()), profile(activities=activities, record_shapes=True) as profiled:
         runner.passes(lambda: runner.run(record_function(RUN)), plain=False)
     return [_pass(event) for event in profiled.events() if event.name == RUN]
 
@@ -120,12 +125,16 @@ def _graphs(event: FunctionEvent, outer: str) -> list[tuple[str, str]]:
     return own + [graph for child in event.cpu_children for graph in _graphs(child, module)]
 
 
-def _calls(event: FunctionEvent, outer: str) -> list[Call]:
-    """The outermost operators within an event. After a graph break a region runs the next one within itself."""
+def _calls(event: FunctionEvent, outer: str, told: bool = False) -> list[Call]:
+    """The outermost operators within an event; `told`: of a graph whose facts this backend keeps.
+
+    After a graph break a region runs the next one within itself.
+    """
     if _is_operator(event.name):
-        return [_call(outer, event)]
+        return [_call(outer, event, told)]
     module = _module(event, outer)
-    calls = [call for child in event.cpu_children for call in _calls(child, module)]
+    told = told or (event.name.startswith(GRAPH) and _graph_name(event) in GRAPHS)
+    calls = [call for child in event.cpu_children for call in _calls(child, module, told)]
     return calls if module == outer else _with_rest(event, module, calls)
 
 
@@ -148,12 +157,37 @@ def _seconds(event: FunctionEvent) -> float:
     return event.time_range.elapsed_us() / 1e6
 
 
-def _call(module: str, event: FunctionEvent) -> Call:
-    namespace, _, name = event.name.partition("::")
-    call, ours = Call(module, name, seconds=_seconds(event)), namespace == "torch_blocked"
-    describe = DESCRIBE.get(name, _physical) if ours else _plain
+def _call(module: str, event: FunctionEvent, told: bool) -> Call:
+    call = Call(module, event.name.partition("::")[2], seconds=_seconds(event))
+    describe = _ours if _is_ours(event) else _plain if told else _eager
     describe(call, event)
     return call
+
+
+def _is_ours(event: FunctionEvent) -> bool:
+    return event.name.startswith("torch_blocked::")
+
+
+def _ours(call: Call, event: FunctionEvent) -> None:
+    DESCRIBE.get(call.operator, _physical)(call, event)
+
+
+def _eager(call: Call, event: FunctionEvent) -> None:
+    """PyTorch's, of tensors of any format: by our operators that it comes to, and by what was heard within it."""
+    below = list(_below(event))
+    ours = [e for e in below if _is_ours(e)]
+    _plain(call, event, "blocked" if ours else "")
+    kernels = [e for e in ours if e.name != "torch_blocked::reorder"]
+    if len(kernels) == 1:
+        call.operator = kernels[0].name.partition("::")[2]
+        _ours(call, kernels[0])
+    heard.apply(call, below)
+
+
+def _below(event: FunctionEvent) -> Iterator[FunctionEvent]:
+    for child in event.cpu_children:
+        yield child
+        yield from _below(child)
 
 
 # Data types as the profiler calls them, which has C++'s names.

@@ -128,7 +128,8 @@ def padding(calls: list[Call]) -> Iterator[Finding]:
 def plain_convolutions(calls: list[Call]) -> Iterator[Finding]:
     """Convolutions that PyTorch does on plain tensors, beside blocked ones."""
     for call in calls:
-        if call.is_convolution and not call.is_blocked and not call.fallback:
+        known = bool(call.inputs and call.inputs[0].format)  # not so of what runs beside compiled graphs
+        if call.is_convolution and known and not call.is_blocked and not call.fallback:
             dtype = call.inputs[0].dtype
             can = dtype in {str(d)[6:] for d in library.KERNEL_DTYPES}
             remedy = "model.to(tb.blocked)" if can else "convolutions of float32 and half precision can be blocked"

@@ -100,6 +100,17 @@ def operand(x: Tensor) -> Operand:
     return Operand(size, dtype, fmt, True, padding, x.blocking.block(1))
 
 
+def reorder_of(
+    src_blocking: Blocking, dst_blocking: Blocking, src: Tensor, dst: Tensor, seconds: float | None
+) -> Reorder:
+    """What a report says of a reorder that a listener is told of."""
+    src_tag, dst_tag = (counting.physical_tag(*pair) for pair in ((src_blocking, src), (dst_blocking, dst)))
+    nbytes = (src.numel() + dst.numel()) * dst.element_size()
+    if dst is src:  # weights, which the operator packs
+        return Reorder(src_tag, "packed", nbytes, None)
+    return Reorder(src_tag, dst_tag, nbytes, seconds)
+
+
 def address(x: Tensor) -> int:
     """Where the bytes of a tensor lie, 0 where it has none of its own: the same for its views."""
     physical = getattr(x, "_physical", x)
@@ -232,11 +243,7 @@ class Recorder(TorchDispatchMode, counting.Listener):
         if self._muted or threading.get_ident() != self._thread:
             return
         heard = perf_counter()
-        tags = [counting.physical_tag(*pair) for pair in ((src_blocking, src), (dst_blocking, dst))]
-        nbytes = (src.numel() + dst.numel()) * dst.element_size()
-        if dst is src:  # weights, which the operator packs
-            tags[1], seconds = "packed", None
-        found = Reorder(*tags, nbytes, seconds)
+        found = reorder_of(src_blocking, dst_blocking, src, dst, seconds)
         if not src_blocking:
             found.origin, found.source = self._origins.get(address(src)), self._sources.get(address(src), "")
         if self._details and dst is not src:
