@@ -320,3 +320,29 @@ def test_weights_packed_beside_graphs():
     report = compiled_report(Packing().eval().to(tb.blocked), torch.randn(1, 3, 12, 12), "torch_blocked")
     assert "weights" in {f.kind for f in report.findings}
     assert [r.dst for c in report.run.calls for r in c.reorders] == ["packed"]
+
+
+class Along(nn.Module):
+    """Falls back, and in its backward pass otherwise."""
+
+    def forward(self, x):
+        return (x * x.cummax(1).values).sum()
+
+
+def graph_fallbacks(line):
+    """Those that a line of facts has."""
+    return set(line.partition("fallbacks: ")[2].split(", ")) - {"none"}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_forward_pass_is_not_charged_with_what_its_backward_pass_does(both):
+    model, x = nn.Sequential(nn.Conv2d(16, 16, 3), Along()).to(tb.blocked), torch.randn(1, 16, 9, 9).to(tb.blocked)
+    with tb.count() as forward:
+        model(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="torch_blocked")
+    report = tb.explain((lambda x: compiled(x).backward()) if both else compiled, x)
+    told = [graph_fallbacks(line) for line in report.run.graphs]
+    assert len(told) == 1 + both and told[0] == set(forward.fallbacks)
+    assert "reorders: 1 blocked -> plain, 1 plain -> blocked; " in report.run.graphs[0]
+    assert not both or told[1] - told[0]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -17,7 +19,7 @@ from torch_blocked.memory_desc import Blocking
 
 @dataclass
 class Facts(Listener):
-    """Of one graph; it listens while the graph is traced.
+    """Of one graph; it listens while the graph is traced, for training together with that of its backward pass.
 
     Attributes:
         convolutions, fused: how many there are, and how many operators went into them.
@@ -37,10 +39,20 @@ class Facts(Listener):
     ) -> None:
         weights = 0 in (*src_blocking.axes, *dst_blocking.axes)
         if get_proxy_mode() is not None and not weights:  # the graph is traced more than once, and recorded once
-            self.reorders[f"{'blocked' if src_blocking else 'plain'} -> {'blocked' if dst_blocking else 'plain'}"] += 1
+            name = f"{'blocked' if src_blocking else 'plain'} -> {'blocked' if dst_blocking else 'plain'}"
+            self._traced().reorders[name] += 1
 
     def fallback(self, func: OpOverload, args: tuple) -> None:
-        self.fallbacks.setdefault(str(func), reason(func, args))
+        self._traced().fallbacks.setdefault(str(func), reason(func, args))
+
+    @cached_property
+    def backward(self) -> Facts:
+        """Those of the graph of the backward pass."""
+        return Facts()
+
+    def _traced(self) -> Facts:
+        """The facts of the pass that is being traced: autograd itself runs the backward pass of a joint graph."""
+        return self if torch._C._current_autograd_node() is None else self.backward
 
     def __str__(self) -> str:
         reorders = ", ".join(f"{n} {name}" for name, n in self.reorders.items()) or "none"

@@ -109,7 +109,7 @@ def _compile_graph(graph: Facts, gm: fx.GraphModule, example_inputs: Sequence[ob
     how["get_decomp_fn"] = select_decomp_table  # by name, for Inductor's cache: a table of functions is no key
     inference = bool(how.get("is_inference"))
     if how.get("is_backward"):
-        graph = Facts()  # what was heard while both were traced is told of the forward pass
+        graph = graph.backward
     graph.convolutions = sum(node.target in CONVOLUTIONS for node in gm.graph.nodes)
     if inference:
         graph.fused = optimize(gm)
