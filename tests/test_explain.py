@@ -20,6 +20,7 @@ from torch_blocked.benchmark.models import make_model
 from torch_blocked.explain import algorithms, palette, passes
 from torch_blocked.explain import report as reports
 from torch_blocked.explain.record import Call, Reorder
+from torch_blocked.reorder import to_dense
 
 pytestmark = pytest.mark.usefixtures("two_passes")
 
@@ -255,6 +256,99 @@ def test_what_is_no_model(model):
 def test_tensors_of_other_layouts():
     report = explained(lambda x: torch.sparse.mm(x.to_sparse(), x).to_mkldnn().to_dense(), torch.eye(4))
     assert report.run.calls
+
+
+class Holding(nn.Module):
+    """Has a buffer, and does something to it."""
+
+    def __init__(self, buffer, change=lambda model: None):
+        super().__init__()
+        self.register_buffer("buffer", buffer)
+        self.change = change
+
+    def forward(self, x):
+        self.change(self)
+        return x + 1
+
+
+# Buffers whose values are not compared nor written.
+BUFFERS = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse rows": lambda: torch.eye(3).to_sparse_csr(),
+    "mkldnn": lambda: torch.ones(2, 3, 4, 4).to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "meta": lambda: torch.ones(3, device="meta"),
+    "expanded": lambda: torch.full((1,), float("nan")).expand(4),
+    "lazy": lambda: nn.UninitializedBuffer(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_buffers_of_other_kinds_are_left(kind):
+    model = Holding(BUFFERS[kind]())
+    before = model.buffer
+    assert explained(model, torch.ones(2)).run.calls and model.buffer is before
+
+
+def storage(x):
+    return getattr(x, "_physical", x).untyped_storage()
+
+
+# What a model does to a buffer of ones.
+CHANGES = {
+    "resized": lambda model: model.buffer.resize_(2, 40, 3, 3).zero_(),
+    "given other data": lambda model: setattr(model.buffer, "data", torch.zeros(3)),
+    "replaced": lambda model: setattr(model, "buffer", model.buffer + 1),
+    "removed": lambda model: setattr(model, "buffer", None),
+    "added": lambda model: model.register_buffer("other", torch.ones(1)),
+    "freed": lambda model: storage(model.buffer).resize_(0),
+    "written": lambda model: model.buffer.fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("fmt", [torch.contiguous_format, torch.channels_last, tb.blocked])
+@pytest.mark.parametrize("how", CHANGES)
+def test_buffers_are_what_they_were(how, fmt):
+    if how == "given other data" and fmt is tb.blocked:
+        pytest.skip("a blocked tensor takes no plain data")
+    ones = torch.ones(2, 17, 3, 3)
+    buffer = ones.to(fmt) if fmt is tb.blocked else ones.to(memory_format=fmt)
+    model = Holding(buffer, CHANGES[how])
+    strides = getattr(buffer, "_physical", buffer).stride()
+    explained(model, torch.ones(2))
+    assert model.buffer is buffer and list(model._buffers) == ["buffer"]
+    assert buffer.shape == ones.shape and torch.equal(to_dense(buffer), ones)
+    assert getattr(buffer, "_physical", buffer).stride() == strides
+
+
+def test_the_models_own_exception_is_told(monkeypatch):
+    def fail(model):
+        raise KeyError("its own")
+
+    monkeypatch.setattr(torch, "equal", mock.Mock(side_effect=RuntimeError("cannot be restored")))
+    with pytest.raises(KeyError, match="its own") as found:
+        explained(Holding(torch.ones(3), fail), torch.ones(2))
+    assert found.value.__context__ is None
+
+
+def test_a_model_of_torchscript():
+    model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 17, 3), nn.BatchNorm2d(17)))
+    before = copy.deepcopy(dict(model.named_buffers()))
+    report = tb.explain(model, torch.randn(1, 3, 8, 8))
+    assert report.run.calls
+    assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+
+
+@pytest.mark.parametrize("of_inference", [False, True])
+@pytest.mark.parametrize("mode", [False, True])
+def test_copies_of_inputs_are_inference_tensors_where_the_inputs_are(mode, of_inference):
+    with torch.inference_mode(of_inference):
+        x = torch.ones(2)
+    seen = []
+    with torch.inference_mode(mode):
+        tb.explain(lambda x: seen.append(x.is_inference()), x)
+    assert set(seen) == {of_inference}
 
 
 # ---- What is made of it

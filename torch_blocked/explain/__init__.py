@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from torch_blocked.deferred import fuse
 from torch_blocked.dispatch.fallback import fallback_policy
@@ -32,6 +33,7 @@ def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
 
     The model runs in its own mode (training or eval) and under the caller's (`no_grad`, `autocast` ...). Afterwards
     its buffers, such as running statistics, and PyTorch's random state are what they were; the inputs are copies.
+    The values of buffers that are not strided, such as sparse ones, are not restored; a lazy module is initialized.
     Parameters and gradients are not touched by a forward pass; a function that calls `backward` adds to gradients.
     Fallbacks are silent meanwhile, whatever `torch_blocked.fallback` says.
 
@@ -66,7 +68,8 @@ def _named(model: Callable) -> dict[str, Tensor]:
     """The tensors that are there before the model runs."""
     if not isinstance(model, nn.Module):
         return {}
-    return dict(model.named_parameters()) | dict(model.named_buffers())
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: x for name, x in named.items() if not is_lazy(x)}  # which is nowhere yet
 
 
 __all__ = ["Report", "explain"]

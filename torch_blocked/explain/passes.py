@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from torch_blocked.explain.record import Call
@@ -47,27 +49,80 @@ class Runner:
 def _copied(copies: dict[int, Tensor], x: Tensor) -> Tensor:
     """A copy of `x`; the same one where it is given again."""
     if id(x) not in copies:
-        copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+        with _mode_of(x):
+            copies[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
     return copies[id(x)]
+
+
+def _mode_of(x: Tensor) -> contextlib.AbstractContextManager:
+    """What is made within is an inference tensor only where `x` is one, whatever the caller's mode: others run then."""
+    return torch.inference_mode(x.is_inference())
 
 
 @contextlib.contextmanager
 def _unchanged(model: Callable) -> Iterator[None]:
-    """Afterwards buffers and the random state are what they were."""
+    """Afterwards the random state is what it was, and the modules hold the buffers that they held, of the same values.
+
+    The values are restored of strided buffers: sparse ones, of MKL-DNN, nested, meta, fake and not yet initialized ones
+    stay as the model leaves them, and so do expanded ones, which nothing can write to.
+    """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    buffers = [(m, dict(m._buffers)) for m in modules]
-    values = [(b, b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
+    held = [(m._buffers, dict(m._buffers.items())) for m in modules]
+    values = [_Value(b) for _, buffers in held for b in buffers.values() if _has_values(b)]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
-        finally:
-            for module, held in buffers:
-                module._buffers.clear()
-                module._buffers.update(held)
-            for buffer, value in values:
-                if not torch.equal(buffer, value):
-                    with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                        buffer.copy_(value)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the model's own exception is the one to tell
+                _restore(held, values)
+            raise
+        _restore(held, values)
+
+
+def _has_values(buffer: Tensor | None) -> bool:
+    """Whether it has bytes of its own, one place for each element."""
+    if buffer is None or is_lazy(buffer) or isinstance(buffer, FakeTensor) or buffer.is_nested:
+        return False
+    physical = getattr(buffer, "_physical", buffer)
+    if physical.layout is not torch.strided or physical.device.type == "meta":
+        return False
+    return all(stride or n <= 1 for n, stride in zip(physical.shape, physical.stride(), strict=True))
+
+
+class _Value:
+    """The value of a buffer, and where it lies."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        with _mode_of(buffer):
+            self.buffer, self._same, self._copy = buffer, buffer.detach(), buffer.detach().clone()
+        self._storage = getattr(buffer, "_physical", buffer).untyped_storage()
+        self._nbytes = self._storage.nbytes()
+
+    def restore(self) -> None:
+        """Where the model has changed it: in place, after a change of size, too."""
+        with _mode_of(self.buffer), torch.no_grad():
+            if self._storage.nbytes() < self._nbytes:
+                self._storage.resize_(self._nbytes)
+            if _place(self.buffer) != _place(self._same):
+                self.buffer.data = self._same
+            if not torch.equal(self.buffer, self._copy):
+                self.buffer.copy_(self._copy)
+
+
+def _place(x: Tensor) -> tuple:
+    physical = getattr(x, "_physical", x)
+    return x.dtype, x.shape, physical.stride(), physical.data_ptr()
+
+
+def _restore(held: list[tuple[MutableMapping, dict]], values: list[_Value]) -> None:
+    for buffers, before in held:
+        if list(buffers.keys()) != list(before):  # not so in TorchScript, whose modules keep their names
+            buffers.clear()
+            buffers.update(before)
+        for name in [n for n, b in before.items() if buffers[n] is not b]:
+            buffers[name] = before[name]
+    for value in values:
+        value.restore()
 
 
 def merged(passes: list[list[Call]]) -> list[Call]:
