@@ -39,5 +39,5 @@ def network(*middle: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def explained(model, *inputs, **kwargs):
+def explained(model, /, *inputs, **kwargs):
     return tb.explain(model, *(inputs or [torch.randn(1, 3, 12, 12)]), **kwargs)

@@ -153,6 +153,17 @@ def test_weights_that_are_packed_on_every_call():
     assert finding.kind == "weights" and finding.at_most and finding.modules == ["part.0"]
 
 
+def test_no_figure_is_told_of_what_operators_do_within():
+    report = explained(lambda x: F.conv2d(x, torch.ones(32, 32, 1, 1)), torch.ones(1, 32, 8, 8).to(tb.blocked))
+    assert report.verdict.startswith("1 reorder within operators. To mend:")
+    assert f"1 reorder: 1 within operators, {4 * 2 * 32 * 32} bytes read and written" in report.summary()
+    report = explained(
+        lambda x: F.conv2d(x + x.to_dense(), torch.ones(8, 8, 1, 1)), torch.ones(1, 8, 8, 8).to(tb.blocked)
+    )
+    assert re.match(r"2 reorders cost [\d.]+%; 1 reorder within operators. To mend:", report.verdict)
+    assert any(re.match(r"3 reorders: 1 within operators, the others [\d.]+ ms, ", line) for line in report.summary())
+
+
 def test_a_plain_input_and_a_plain_parameter():
     class Embedding(nn.Module):
         def __init__(self):
@@ -187,6 +198,23 @@ def test_a_function():
     x = torch.randn(1, 17, 4, 4).to(tb.blocked)
     report = explained(lambda x, power: (x**power).sum(), x, power=3)
     assert [c.operator for c in report.run.calls] == ["pow", "sum"] and {c.module for c in report.run.calls} == {""}
+
+
+def test_a_keyword_argument_may_have_any_name():
+    report = explained(lambda x, model, self, inputs: x * model, torch.ones(2), model=2, self=None, inputs=None)
+    assert [c.operator for c in report.run.calls] == ["mul"]
+
+
+def test_a_lazy_model():
+    report = explained(nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d()), torch.ones(1, 3, 8, 8))
+    assert "makes its 1 convolution " in report.verdict
+
+
+def test_the_gradients_of_a_convolution_are_no_convolutions_of_the_model():
+    model = nn.Conv2d(3, 8, 3)
+    report = tb.explain(lambda x: model(x).sum().backward(), torch.ones(1, 3, 9, 9))
+    assert {"convolution", "convolution_backward"} <= {c.operator for c in report.run.calls}
+    assert "makes its 1 convolution " in report.verdict
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -283,7 +311,6 @@ BUFFERS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")
 @pytest.mark.parametrize("kind", BUFFERS)
 def test_buffers_of_other_kinds_are_left(kind):
     model = Holding(BUFFERS[kind]())

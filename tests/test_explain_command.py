@@ -34,6 +34,10 @@ def make_linear():
     return nn.Linear(4, 5)
 
 
+def make_lazy():
+    return nn.LazyConv2d(8, 3)
+
+
 def fail():
     raise ValueError("two\nlines")
 
@@ -43,6 +47,7 @@ WRONG = {
     "--model nope": "unknown model 'nope'",
     "--model test_explain_command:fail": "ValueError: two",
     "--model test_explain_command:re": "is no function that makes a model",
+    "--model test_explain_command:make_lazy": "make_lazy cannot be made blocked: ValueError: Attempted to use",
     "--model builtins:int": "makes int, no torch.nn.Module",
     "--model squeezenet1_1 --input 3x4": "the model does not run on 3x4: RuntimeError",
     "--model squeezenet1_1 --input 1x3x99999999x99999999": "the model does not run on 1x3x99999999x99999999: Runtime",

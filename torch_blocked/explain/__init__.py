@@ -21,7 +21,7 @@ from torch_blocked.explain.record import ModulePath, Recorder
 from torch_blocked.explain.report import Report, Run
 
 
-def explain(model: Callable, *inputs: object, **kwargs: object) -> Report:
+def explain(model: Callable, /, *inputs: object, **kwargs: object) -> Report:
     """Runs ``model(*inputs, **kwargs)`` several times and reports what ran: ``print(torch_blocked.explain(model, x))``.
 
     The report has, of every call of an operator, its module, formats, algorithm, reorders, fallback with its reason,

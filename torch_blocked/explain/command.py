@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model = build(args.model, factory(args.model)).train(args.train)
     if not args.plain:
-        model.to(tb.blocked)
+        _make_blocked(args.model, model)
     if args.compile:
         model = torch.compile(model, backend="torch_blocked")
     with num_threads(args.threads), torch.set_grad_enabled(args.train):
@@ -62,6 +62,14 @@ def run(args: argparse.Namespace) -> None:
     print(report.table(args.whole))
     if args.json:
         write_json(args.json, report.to_dict())
+
+
+def _make_blocked(name: str, model: nn.Module) -> None:
+    try:
+        model.to(tb.blocked)
+    except Exception as error:  # of a model whose parameters have no sizes yet, for one
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise UsageError(f"{name} cannot be made blocked: {what}; --plain explains it as it is") from error
 
 
 def _explained(model: nn.Module, sizes: list[tuple[int, ...]]) -> Report:

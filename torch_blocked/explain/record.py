@@ -89,6 +89,11 @@ class Call:
     def is_convolution(self) -> bool:
         return "conv" in self.operator and "convert" not in self.operator
 
+    @property
+    def is_gradient(self) -> bool:
+        """Whether it is a part of the backward pass by its name."""
+        return "backward" in self.operator or "gradient" in self.operator
+
 
 def operand(x: Tensor) -> Operand:
     """What a report says of a tensor."""

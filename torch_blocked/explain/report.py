@@ -71,28 +71,34 @@ class Report:
         if not any(call.is_blocked for call in self.run.calls):
             return self._plain_verdict()
         worth = [f for f in self.findings if f.share >= WORTH]
-        totals = self.totals()
-        costs = [
-            f"{count(totals[key]['count'], name)} cost {self._part(totals[key]['ms']):.1%}"
-            for key, name in (("reorders", "reorder"), ("fallbacks", "fallback"))
-            if totals[key]["count"]
-        ]
         timed = (
             "no reorders, no fallbacks" if self.run.how == "eager" else "no reorder, no fallback of a time of its own"
         )
-        head = "; ".join(costs) or timed
+        head = "; ".join(self._costs()) or timed
         if not worth:
             return f"{head}: nothing to mend."
         return "\n".join([f"{head}. To mend:", *map(sentence, worth)])
+
+    def _costs(self) -> list[str]:
+        """How many reorders and fallbacks there are, and what they cost where it is known."""
+        totals, within = self.totals(), self._within()
+        timed = {"reorder": totals["reorders"]["count"] - within, "fallback": totals["fallbacks"]["count"]}
+        costs = [f"{count(n, name)} cost {self._part(totals[name + 's']['ms']):.1%}" for name, n in timed.items() if n]
+        return costs + ([f"{count(within, 'reorder')} within operators"] if within else [])
+
+    def _within(self) -> int:
+        """The number of reorders that operators do within, whose time is a part of theirs."""
+        return sum(r.seconds is None for call in self.run.calls for r in call.reorders)
 
     def _plain_verdict(self) -> str:
         convolutions = [call for call in self.run.calls if call.is_convolution]
         if not convolutions:
             return "No tensor is blocked, and there is no convolution: nothing to mend."
         seconds = sum(call.seconds for call in convolutions)
+        forward = [call for call in convolutions if not call.is_gradient] or convolutions
         remedy, takes = REMEDIES[self.run.how]
         return (
-            f"No tensor is blocked. {remedy} makes its {count(len(convolutions), 'convolution')} "
+            f"No tensor is blocked. {remedy} makes its {count(len(forward), 'convolution')} "
             f"({self._part(1e3 * seconds):.0%} of the time) blocked where they are {takes}."
         )
 
@@ -186,12 +192,8 @@ class Report:
         """The lines after the table."""
         totals = self.totals()
         lines = [f"{self.run.how}: {self._ms:.3f} ms a run, of it {totals['calls']['ms']:.3f} ms in operators"]
-        lines += [
-            f"{count(part['count'], name.removesuffix('s'))}: {part['ms']:.3f} ms, {self._part(part['ms']):.1%}"
-            + (f", {megabytes(part['bytes'])} read and written" if "bytes" in part else "")
-            for name, part in totals.items()
-            if name != "calls"
-        ]
+        parts = {name: part for name, part in totals.items() if name != "calls"}
+        lines += [f"{count(part['count'], name[:-1])}: {self._sum(name, part)}" for name, part in parts.items()]
         lines += self.run.graphs
         if self.run.peak_bytes is not None:
             lines.append(f"peak memory of tensors made in a run: {megabytes(self.run.peak_bytes)}")
@@ -200,6 +202,16 @@ class Report:
             f"freed outputs kept for reuse {megabytes(self.cached_bytes)}"
         )
         return lines
+
+    def _sum(self, name: str, part: dict[str, float]) -> str:
+        """What all reorders, fallbacks or convolutions take."""
+        time = f"{part['ms']:.3f} ms, {self._part(part['ms']):.1%}"
+        if name != "reorders":
+            return time
+        within = self._within()
+        if within:
+            time = f"{within} within operators" + (f", the others {time}" if part["count"] > within else "")
+        return f"{time}, {megabytes(part['bytes'])} read and written"
 
     def _repr_html_(self) -> str:
         from torch_blocked.explain.html import page
