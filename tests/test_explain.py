@@ -83,6 +83,7 @@ def test_nothing_to_mend():
     assert report.verdict == "no reorders, no fallbacks: nothing to mend."
 
 
+@pytest.mark.usefixtures("vectors")
 @pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_calls_have_modules_formats_and_algorithms(how):
     model, x = network(nn.ReLU()), torch.randn(2, 3, 12, 12)

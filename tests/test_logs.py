@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_blocked as tb
 
@@ -75,6 +76,31 @@ def test_nothing_is_made_for_a_log_that_is_off(monkeypatch, log_from):
     monkeypatch.setattr(tb.logs, "user_line", lambda: pytest.fail("asked for the line"))
     torch.randn(1, 17, 2, 2).to(tb.nChw8c).cummax(1)
     assert not records
+
+
+def leave(x):
+    return (x.cummax(1).values + 1).to_dense()
+
+
+@pytest.mark.parametrize("backend", ["torch_blocked", "aot_eager"])
+def test_tracing_is_no_run(backend, log_from):
+    records, x = log_from(logging.DEBUG), torch.randn(2, 17, 4, 4).to(tb.nChw16c)
+    records.clear()
+    torch._dynamo.reset()
+    with tb.count() as counts:
+        torch.compile(leave, backend=backend)(x)
+    assert counts == tb.Counters()
+    assert not [r for r in records if r.name == "torch_blocked.reorders"]
+    with tb.count() as counts:
+        leave(x)
+    assert counts.left == 1 and counts.fallbacks and [r for r in records if r.name == "torch_blocked.reorders"]
+
+
+@pytest.mark.parametrize("kind", ["fake", "meta"])
+def test_what_has_no_bytes_is_not_reordered(kind):
+    with FakeTensorMode() if kind == "fake" else torch.device("meta"), tb.count() as counts:
+        leave(torch.randn(2, 17, 4, 4).to(tb.nChw16c))
+    assert not counts.reorders and counts.reorder_bytes == counts.left == 0
 
 
 CODE = "import torch, torch_blocked as tb; tb.fallback('allow'); torch.ones(1, 17, 2, 2).to(tb.nChw8c).cummax(1)"

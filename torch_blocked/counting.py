@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torch_blocked import _python, logs
 from torch_blocked.formats import format_of
@@ -34,6 +35,9 @@ class Counters:
     fallbacks: Counter = field(default_factory=Counter)
 
 
+_mode = torch._C._get_dispatch_mode
+_FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
+
 _total = Counters()
 _active: list[Counters] = [_total]
 
@@ -50,7 +54,11 @@ def reset_counters() -> None:
 
 @contextlib.contextmanager
 def count() -> Iterator[Counters]:
-    """Counts inside a ``with`` block: ``with torch_blocked.count() as c: model(x)``, then ``c.reorders``."""
+    """Counts inside a ``with`` block: ``with torch_blocked.count() as c: model(x)``, then ``c.reorders``.
+
+    Counted is what runs in eager mode: neither what a compiled graph does, of which `torch_blocked.explain` tells, nor
+    what is traced, such as on fake tensors.
+    """
     counts = Counters()
     _python.finish_deferred()  # what was called before is not counted, what is called inside is
     _active.append(counts)
@@ -122,8 +130,8 @@ def record_reorder(
         listener.reorder(src_blocking, dst_blocking, src, dst, seconds)
     name = f"{_name(src_blocking)} -> {_name(dst_blocking)}"
     nbytes = (src.numel() + dst.numel()) * dst.element_size()
-    if not isinstance(nbytes, int):
-        return  # symbolic sizes: the graph is traced, nothing runs
+    if _is_traced() or not isinstance(nbytes, int) or isinstance(dst, FakeTensor) or dst.device.type == "meta":
+        return  # nothing runs
     for counts in _active:
         counts.reorders[name] += 1
         counts.reorder_bytes += nbytes
@@ -134,15 +142,20 @@ def record_reorder(
         logs.REORDERS.debug("%s, %d bytes, at %s", what, nbytes, logs.user_line())
 
 
+def _is_traced() -> bool:
+    """Whether operators are traced into a graph, or told their sizes alone: nothing runs."""
+    return _mode(_FAKE) is not None or _mode(_PROXY) is not None
+
+
 def record_left() -> None:
     """One blocked tensor seen as a plain one on the same bytes."""
-    for counts in _active:
+    for counts in [] if _is_traced() else _active:
         counts.left += 1
 
 
 def record_fallback(name: str) -> None:
     """One operator that ran on plain tensors."""
-    for counts in _active:
+    for counts in [] if _is_traced() else _active:
         counts.fallbacks[name] += 1
 
 
