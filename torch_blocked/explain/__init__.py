@@ -1,8 +1,8 @@
 """`torch_blocked.explain`: what a model ran, in which formats, what it cost and what to mend.
 
 passes.py runs the model and leaves it as it was; record.py has the calls of a run, algorithms.py what its convolutions
-ran, compiled.py the same of a compiled model; findings.py says what to mend; report.py is the report, which html.py and
-plot.py draw; command.py is the command line.
+ran, compiled.py the same of a compiled model, heard.py of what runs beside its graphs; findings.py says what to mend;
+report.py is the report, which html.py and plot.py draw; command.py is the command line.
 """
 
 from __future__ import annotations
