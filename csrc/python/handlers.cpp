@@ -89,7 +89,7 @@ bool Handlers::cat(Arguments args, Stack& answers) const {
 
 bool Handlers::detach(Arguments args, Stack& answers) const {
   const auto src = read_tensor(type_, args[0]);
-  if (!src || !src->is_blocked() || c10::InferenceMode::is_enabled()) return false;
+  if (!src || !src->is_blocked() || c10::InferenceMode::is_enabled() || src->physical.is_inference()) return false;
   if (is_taken_from_another(src->physical)) return false;
   const at::Tensor dst = at::detach(src->physical);
   share_version(dst, src->physical);

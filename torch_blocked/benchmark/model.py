@@ -38,6 +38,8 @@ from torch_blocked.benchmark.report import (
     progress,
     run_cases,
 )
+from torch_blocked.compile.facts import Facts
+from torch_blocked.counting import listen
 
 COLUMNS = (
     Column("name", "model", -16),
@@ -260,14 +262,15 @@ def first_call(name: str, model: nn.Module, images: Tensor, expected: Tensor) ->
     breaks = sum(dynamo_counters["graph_break"].values())
     start = perf_counter()
     answer = CONTESTANTS[name].prepared(model, images)
-    with torch.inference_mode(), tb.count() as counts:
+    traced = Facts()
+    with torch.inference_mode(), tb.count() as counts, listen(traced):
         actual = answer()
     row: Row = {"compile_s": perf_counter() - start}
     row["difference"] = float((actual - expected).abs().max() / expected.abs().max())
     if CONTESTANTS[name].counted:
-        row |= costs(name, answer, counts)
+        row |= costs(name, answer, counts, traced)
         row["graph_breaks"] = sum(dynamo_counters["graph_break"].values()) - breaks
-        fallbacks = ", ".join(sorted(counts.fallbacks)) or "none"
+        fallbacks = ", ".join(sorted(row["fallbacks"])) or "none"
         row["note"] = f"reorders {row['reorders']}, fallbacks {fallbacks}, graph breaks {row['graph_breaks']}"
     return answer, row
 
@@ -280,20 +283,19 @@ def settled_memory() -> int | None:
     return machine.resident_memory()
 
 
-def costs(name: str, answer: Answer, first: tb.Counters) -> Row:
-    """Reorders of activations in a call, and fallbacks; `first` is what the first call counted.
+def costs(name: str, answer: Answer, counts: tb.Counters, traced: Facts) -> Row:
+    """Reorders of activations in a call, and fallbacks: of the first call, what ran and what was traced.
 
-    Compiled code counts nothing: there it is what was traced, which AOTAutograd does twice, for metadata and for the
-    graph.
+    The first eager call also moves what later ones keep.
     """
-    counts, traces = first, 2
     if name == "blocked":
         with torch.inference_mode(), tb.count() as counts:
             answer()
-        traces = 1
+        traced = Facts()
     activation = f"{library.isa_block()}b"  # weights are blocked by other axes
     reorders = sum(n for sides, n in counts.reorders.items() if activation in sides.split(" -> "))
-    return {"reorders": reorders // traces, "fallbacks": {op: n // traces for op, n in counts.fallbacks.items()}}
+    fallbacks = dict.fromkeys(traced.fallbacks, 1) | counts.fallbacks
+    return {"reorders": reorders + traced.reorders.total(), "fallbacks": fallbacks}
 
 
 # ---- Reporting
