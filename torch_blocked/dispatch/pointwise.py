@@ -227,8 +227,11 @@ def _ones_in_padding(physical: Tensor, blocking: Blocking, size: torch.Size) -> 
 
 
 def _broadcast_size(args: tuple) -> torch.Size:
-    sizes = [a.shape for a in args if isinstance(a, Tensor)]
-    return sizes[0] if all(same_size(size, sizes[0]) for size in sizes) else torch.broadcast_shapes(*sizes)
+    first, *others = [a.shape for a in args if isinstance(a, Tensor)]
+    for size in others:
+        if not same_size(size, first):
+            return torch.broadcast_shapes(first, *others)
+    return first
 
 
 def random_(func: OpOverload, x: BlockedTensor, *args: object, **kwargs: object) -> object:
