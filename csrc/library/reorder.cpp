@@ -35,14 +35,15 @@ Tensor reorder_cpu(const Tensor& src, SymIntArrayRef symbolic_size, IntArrayRef 
   const MemoryDesc dst_md = describe_dense("reorder: dst", size, dst_order, dst_blocking);
   Tensor dst = empty_physical(dst_md, dst_dtype);
   if (dst.numel() == 0) return dst;
-  const bool is_lazy = src.is_conj() || src.is_neg();
-  const Tensor converted = dst_dtype != src.scalar_type() ? convert(src, dst_dtype)
-                           : is_lazy                      ? src.resolve_conj().resolve_neg()
-                                                          : src;
-  if (!converted.is_same(src)) src_md = describe("reorder: src", converted, size, src_blocking);
-  or_out_of_memory("reorder", [&] {
-    reorder(src_md, converted.const_data_ptr(), dst_md, dst.mutable_data_ptr(), dst.element_size(), num_threads());
-  });
+  Tensor converted;  // where the bytes of src are not those to be moved
+  if (dst_dtype != src.scalar_type())
+    converted = convert(src, dst_dtype);
+  else if (src.is_conj() || src.is_neg())
+    converted = src.resolve_conj().resolve_neg();
+  if (converted.defined()) src_md = describe("reorder: src", converted, size, src_blocking);
+  const void* const from = (converted.defined() ? converted : src).const_data_ptr();
+  or_out_of_memory("reorder",
+                   [&] { reorder(src_md, from, dst_md, dst.mutable_data_ptr(), dst.element_size(), num_threads()); });
   return dst;
 }
 
