@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from torch_blocked.dispatch.fallback import announce, run_plain, written_arguments
+from torch_blocked.dispatch.fallback import announce, run_plain
 from torch_blocked.dispatch.registry import Handler, register_rule
 from torch_blocked.tensor import BlockedTensor
 
@@ -37,23 +37,17 @@ def collective(func: OpOverload, outputs: object, *args: object, **kwargs: objec
     return run_plain(func, (outputs, *args), kwargs, written=_tensors(outputs), wait=_wait)
 
 
-def receive(func: OpOverload, outputs: Tensor | list[Tensor], *args: object) -> object:
+def receive(func: OpOverload, *args: object, **kwargs: object) -> None:
     """Refused: what is to arrive must not be waited for here, and nothing tells when it has."""
-    if any(isinstance(x, BlockedTensor) for x in _tensors(outputs)):
-        raise RuntimeError(
-            f"{func} cannot write to a blocked tensor when the message arrives: receive into a plain one, y.copy_(it)"
-        )
-    return func(outputs, *args)
+    raise RuntimeError(
+        f"{func} cannot write to a blocked tensor when the message arrives: receive into a plain one, y.copy_(it)"
+    )
 
 
 def functional(func: OpOverload, *args: object, **kwargs: object) -> object:
     """In place or with `out`."""
     announce(func, args)
-    written = written_arguments(func, args, kwargs)
-    return run_plain(func, args, kwargs, written, lambda answers: [wait_for(x) for x in _tensors(answers)])
-
-
-wait_for = torch.ops._c10d_functional.wait_tensor
+    return run_plain(func, args, kwargs, wait=_wait_for_tensors)
 
 
 def wait_tensor(func: OpOverload, x: BlockedTensor) -> BlockedTensor:
@@ -63,6 +57,11 @@ def wait_tensor(func: OpOverload, x: BlockedTensor) -> BlockedTensor:
 
 def _wait(answer: object) -> None:
     (answer[-1] if isinstance(answer, tuple) else answer).wait()
+
+
+def _wait_for_tensors(answers: object) -> None:
+    for x in _tensors(answers):
+        torch.ops._c10d_functional.wait_tensor(x)
 
 
 def _tensors(x: object) -> list[Tensor]:

@@ -55,7 +55,8 @@ def _replay_views() -> None:
     """Has autograd derive a write to a view by the view operators, as of a subclass it does anyway.
 
     Of a plain tensor, as a view within a block is, it would take the strides of the bytes for those of the gradient,
-    and of a blocked one that `torch.func` has wrapped the row-major ones that it reports.
+    and of a blocked one that `torch.func` has wrapped the row-major ones that it reports. Autograd asks after the
+    operator, also for views of what it answers: so it stays, for all views that this thread makes.
     """
     if not torch._C._is_view_replay_enabled():
         torch._C._set_view_replay_enabled(True)
